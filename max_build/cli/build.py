@@ -1,0 +1,71 @@
+"""`max-build build`: bring every unit to its artifact, compiling only what no tier holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from max_build.cli.progress import Progress
+from max_build.cli.project import add_selection, opened, print_json, settings_of
+from max_build.pipeline import Mode, Outcome, build, summary
+
+__all__ = ["described", "register", "run"]
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "build",
+        help="compile what the cache does not hold",
+        description="Bring every unit to its artifact for every target: from the cache where a "
+        "tier holds it, else by compiling and publishing it.",
+        allow_abbrev=False,
+    )
+    add_selection(parser)
+    parser.add_argument(
+        "-j", "--jobs", type=int, help="workers at once (default: min(CPUs, memory / 2 GiB))"
+    )
+    parser.add_argument(
+        "--require-hit",
+        action="store_true",
+        help="a miss is an error and nothing compiles (also MAX_BUILD_REQUIRE_HIT=1)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Build; 1 if any unit is left without an artifact."""
+    settings = settings_of(options)
+    with opened(settings) as cache, Progress(verbose=options.verbose) as progress:
+        mode: Mode = "require-hit" if settings.require_hit else "build"
+        result = build(settings, cache, mode=mode, report=progress)
+        saved = sum(
+            one.record.seconds for one in result.outcomes if one.state == "cached" and one.record
+        )
+    if options.json:
+        print_json(
+            {
+                "outcomes": [described(one) for one in result.outcomes],
+                "seconds": round(result.seconds, 3),
+                "seconds_saved": round(saved, 3),
+            }
+        )
+    print(f"max-build: {summary(result)}", file=sys.stderr)
+    return 1 if result.failed else 0
+
+
+def described(outcome: Outcome) -> dict[str, Any]:
+    """One outcome as JSON."""
+    record = outcome.record
+    return {
+        "unit": outcome.unit.name,
+        "target": str(outcome.target),
+        "state": outcome.state,
+        "key": outcome.key,
+        "tier": outcome.tier,
+        "reason": outcome.reason,
+        "error": str(outcome.error) if outcome.error else "",
+        "seconds": round(outcome.seconds, 3),
+        "blobs": {blob.role: blob.digest for blob in record.blobs} if record else {},
+    }

@@ -1,0 +1,315 @@
+"""The `max` compiler: a function that returns a MAX graph → a MEF for one target.
+
+Everything here but the declaration's check runs in a worker: MAX's virtual device, its CPU
+target and its MLIR context are global to a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from max_build import distributions
+from max_build.compilers import Derivation, Job, Product, mojo_libraries
+from max_build.errors import CompileError, ToolchainError
+from max_build.key import Components, digest
+from max_build.record import Tensor
+from max_build.target import KNOWN_TARGETS, Target
+
+if TYPE_CHECKING:
+    from max_build.config import Unit
+
+__all__ = ["HOSTS", "MaxCompiler"]
+
+HOSTS = (
+    "generic",
+    "x86-64",
+    "x86-64-v2",
+    "x86-64-v3",
+    "x86-64-v4",
+    "neoverse-n1",
+    "neoverse-n2",
+    "neoverse-v1",
+    "neoverse-v2",
+)
+"""Baselines of host code: MAX takes any text without complaint, so the list is ours."""
+
+DISTRIBUTIONS = (
+    "max",
+    "max-core",
+    "max-mojo-libs",
+    "max-shmem-libs",
+    "mojo-compiler",
+    "mojo-compiler-mojo-libs",
+)
+"""What makes up the compiler: together their files decide the machine code."""
+
+# What MAX reads beside MODULAR_…: see `max.engine.api`.
+_VARIABLES = ("ENABLE_PER_TENSOR_FP8_QUANTIZE", "USE_FI_TOPK_KERNEL")
+# Of MODULAR_…, what tells it where to keep its caches, logs and profiles, or who runs it: it
+# cannot change the code that comes out.
+_NEUTRAL = re.compile(
+    r"MODULAR_(HOME|DERIVED_PATH|USER_ID|CRASH_REPORTING.*|TELEMETRY.*|.*CACHE_(DIR|PATH|LOGGING)"
+    r"|ENABLE_CACHE_LOGGING|PROFILE_FILENAME|STRUCTURED_LOGGING|OTLP_.*)"
+)
+_OLDEST = (26, 7)
+
+
+class MaxCompiler:
+    """Compiles `entry = "package.module:function"`, called as `function(target) -> Graph`."""
+
+    name = "max"
+    accepts: tuple[Target, ...] = KNOWN_TARGETS
+    runs_user_code = True
+    one_job_per_process = True
+
+    def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
+        """Check `host`, `options` and `rename`."""
+        if unit.host not in HOSTS:
+            yield "host", f"must be one of {', '.join(HOSTS)}, got {unit.host!r}"
+        options = unit.declared["options"]
+        for name in sorted(options.keys() - {"defines", "tile-based-fusion"}):
+            yield f"options.{name}", "is unknown: there are `defines` and `tile-based-fusion`"
+        if not isinstance(options.get("tile-based-fusion", False), bool):
+            yield "options.tile-based-fusion", "must be a boolean"
+        defines = options.get("defines", {})
+        if not isinstance(defines, dict) or not all(
+            isinstance(value, str | int) for value in defines.values()
+        ):
+            yield "options.defines", "must be a table of strings, integers and booleans"
+        for pattern in unit.declared["rename"]:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield f"rename.{pattern!r}", f"is no regular expression: {error}"
+
+    def derive(self, job: Job) -> Derivation:
+        """Build the graph and hash its canonical text, with what the session adds to it."""
+        environment = _environment(os.environ)
+        _start(job)
+        with mojo_libraries.observed() as libraries:
+            graph = _call(job)
+        text = canonical_ir(graph, libraries)
+        options = job.unit.declared["options"]
+        canonical_options = {
+            f"define.{name}": f"{type(value).__name__} {value}"
+            for name, value in options.get("defines", {}).items()
+        }
+        if options.get("tile-based-fusion"):
+            canonical_options["tile-based-fusion"] = "true"
+        components = Components(
+            compiler=distributions.identities(DISTRIBUTIONS),
+            target=str(job.target),
+            host=job.unit.host,
+            options=canonical_options,
+            sources={"ir": digest(text)},
+            dependencies=libraries.digests(),
+            environment=environment,
+        )
+        return Derivation(
+            components=components, ir=text, uncacheable=libraries.unknown(graph), state=graph
+        )
+
+    def compile(self, job: Job, derivation: Derivation) -> Product:
+        """Compile the graph that `derive` built and export it as a MEF."""
+        from max import driver, engine
+
+        graph = derivation.state
+        options = job.unit.declared["options"]
+        devices = [driver.CPU()] if job.target.is_cpu else [driver.CPU(), driver.Accelerator()]
+        try:
+            session = engine.InferenceSession(devices=devices)
+            for name, value in sorted(options.get("defines", {}).items()):
+                session._set_mojo_define(name, value)  # MAX's own knobs all end here
+            compiled = session.compile(
+                graph, tile_based_fusion=bool(options.get("tile-based-fusion"))
+            )
+            path = job.scratch / "graph.mef"
+            compiled.export_mef(path)
+        except Exception as error:
+            message = f"MAX refused the graph: {_last_cause(error)}"
+            raise CompileError(message) from error
+        _validate(path, str(job.target))
+        return Product(files={"mef": path}, **signature(graph)._asdict())
+
+
+def canonical_ir(graph: Any, libraries: mojo_libraries.Libraries) -> bytes:
+    """The text of a `max.graph.Graph` that is hashed: no source locations, no path.
+
+    `asm()` prints floats and constants so that they round-trip; the only paths in it are those
+    of kernel libraries, which are replaced by the digests of their contents.
+    """
+    return libraries.without_paths(graph.module.mlir_module.asm()).encode()
+
+
+class Signature(NamedTuple):
+    """What goes into a graph and comes out of it; weights are sorted by name."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+
+
+def signature(graph: Any) -> Signature:
+    """Inputs, outputs and weights of a `max.graph.Graph`, as the record keeps them."""
+    from max import _core
+    from max.graph import TensorType
+
+    operation = graph._mlir_op
+    names = {
+        kind: [attribute.value for attribute in operation.attributes[f"{kind}_names"]]
+        for kind in ("argument", "result")
+    }
+    weights = {}
+    for one in _operations(operation):
+        if one.name == "mo.constant.external":
+            type_ = TensorType.from_mlir(_core.Type._from_cmlir(one.results[0].type))
+            name = one.attributes["name"].value
+            weights[name] = _tensor(name, type_)
+    return Signature(
+        inputs=tuple(
+            _tensor(name, value.type)
+            for name, value in zip(names["argument"], graph.inputs, strict=True)
+        ),
+        outputs=tuple(
+            _tensor(name, type_)
+            for name, type_ in zip(names["result"], graph.output_types, strict=True)
+        ),
+        weights=tuple(weights[name] for name in sorted(weights)),
+    )
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    yield operation
+    for region in operation.regions:
+        for block in region.blocks:
+            for one in block.operations:
+                yield from _operations(one.operation)
+
+
+def _tensor(name: str, type_: Any) -> Tensor:
+    if not hasattr(type_, "shape"):  # a chain or an opaque value has neither shape nor type
+        return Tensor(name=name, dtype="opaque", shape=())
+    shape = tuple(
+        int(dim) if type(dim).__name__ == "StaticDim" else str(dim) for dim in type_.shape
+    )
+    kind = type_.device.device_type.value
+    device = "cpu" if kind == "cpu" else f"{kind}:{type_.device.id}"
+    return Tensor(name=name, dtype=type_.dtype.name, shape=shape, device=device)
+
+
+def _start(job: Job) -> None:
+    """Import MAX and set the virtual devices, before anything asks what devices there are."""
+    try:
+        from max import driver, engine
+    except ImportError as error:
+        message = f"MAX is needed to build this graph, and cannot be imported: {error}"
+        hint = "install the extra `max-build[max]`; in [build-system], `requires` has to name it"
+        raise ToolchainError(message, hint=hint) from error
+    found = tuple(int(part) for part in re.findall(r"\d+", engine.__version__)[:2])
+    if found < _OLDEST:
+        message = f"MAX {engine.__version__} is too old: 26.7 or later is needed"
+        raise ToolchainError(message, hint="install `max>=26.7`")
+    if not job.target.is_cpu:
+        driver.set_virtual_device_api(job.target.api)
+        driver.set_virtual_device_target_arch(str(job.target))
+        driver.set_virtual_device_count(1)
+    driver.set_virtual_cpu_target(job.unit.host)
+
+
+def _call(job: Job) -> Any:
+    """Import the entry and call it."""
+    from max.graph import Graph
+
+    entry: str = job.unit.declared["entry"]
+    module_name, _, path = entry.partition(":")
+    sys.path[:0] = job.python_path
+    # The project's tree is not ours to write into.
+    sys.dont_write_bytecode = True
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        message = (
+            f"`{job.unit.where}.entry`: module `{module_name}` cannot be imported: {_told(error)}"
+        )
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):
+            looked = ", ".join(f"`{os.path.relpath(one, job.root)}`" for one in job.python_path)
+            hint = f"looked in {looked} of the project and in the build environment"
+        raise CompileError(message, hint=hint) from error
+    try:
+        function = functools.reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        message = f"`{job.unit.where}.entry`: `{module_name}` has no `{path}`"
+        raise CompileError(message) from error
+    try:
+        graph = function(job.target)  # type: ignore[operator]
+    except Exception as error:
+        message = f"`{entry}` raised {_told(error)}"
+        raise CompileError(message) from error
+    except SystemExit as error:
+        message = f"`{entry}` ended the process with status {error.code}"
+        raise CompileError(message) from error
+    if not isinstance(graph, Graph):
+        message = (
+            f"`{entry}` must return a `max.graph.Graph`, it returned "
+            f"`{type(graph).__module__}.{type(graph).__qualname__}`"
+        )
+        raise CompileError(message)
+    if not graph.output_types:
+        message = f"`{entry}` returned a graph without an output"
+        raise CompileError(message, hint="end it with `graph.output(…)`")
+    return graph
+
+
+def _told(error: BaseException) -> str:
+    """An error of the project's own code: its type, text, and where in that code it arose."""
+    where = ""
+    frame = error.__traceback__
+    while frame is not None:
+        path = frame.tb_frame.f_code.co_filename
+        if os.sep + "max_build" + os.sep not in path and "importlib" not in path:
+            where = f" (`{Path(path).name}`, line {frame.tb_lineno})"
+        frame = frame.tb_next
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _last_cause(error: BaseException) -> str:
+    """What the compiler itself said: MAX wraps it in a request to file an issue."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def _environment(environ: os._Environ[str]) -> dict[str, str]:
+    """The variables that reach MAX's code generation, as they were before it was imported."""
+    found = {
+        name: value
+        for name, value in environ.items()
+        if name in _VARIABLES or (name.startswith("MODULAR_") and not _NEUTRAL.fullmatch(name))
+    }
+    home = environ.get("MODULAR_HOME") or os.path.join(environ.get("HOME", ""), ".modular")
+    with contextlib.suppress(OSError):
+        found["modular.cfg"] = digest(Path(home, "modular.cfg").read_bytes())
+    return found
+
+
+def _validate(path: Path, target: str) -> None:
+    """Refuse an artifact that MAX itself cannot read, or with machine code for something else."""
+    from max import engine
+
+    from max_build.compilers.elf import check_mef
+
+    try:
+        engine.read(path)
+    except Exception as error:
+        message = f"MAX cannot read back the artifact it exported: {_last_cause(error)}"
+        raise CompileError(message) from error
+    check_mef(path.read_bytes(), target)

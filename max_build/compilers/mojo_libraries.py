@@ -1,0 +1,95 @@
+"""Kernel libraries that a graph was built with: from paths on this machine to digests.
+
+The text of a graph names the library's compiled file and nothing of what is in it, and that
+file changes with the folder it was built from. So a library is known by its Mojo sources, every
+file of the package, or by its own bytes where it came compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from max_build.key import canonical
+
+__all__ = ["Libraries", "observed", "tree_digest"]
+
+_PATHS = re.compile(r"_kernel_library_paths = \[(?P<paths>[^\]]*)\]")
+_PATH = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(slots=True)
+class Libraries:
+    """What was learnt while a graph was built: compiled file → the sources it was built from."""
+
+    built: dict[str, Path] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)
+
+    def digest_of(self, path: str) -> str:
+        """Digest of the library whose compiled file the graph names."""
+        if path not in self.seen:
+            source = self.built.get(path, Path(path))
+            self.seen[path] = tree_digest(source)
+        return self.seen[path]
+
+    def without_paths(self, text: str) -> str:
+        """`text` of a graph, each library's path replaced by `sha256:<digest>`, order kept."""
+
+        def replace(found: re.Match[str]) -> str:
+            digests = (f'"sha256:{self.digest_of(path)}"' for path in _PATH.findall(found["paths"]))
+            return f"_kernel_library_paths = [{', '.join(digests)}]"
+
+        return _PATHS.sub(replace, text)
+
+    def digests(self) -> dict[str, str]:
+        """Label → digest of each library the text named; labels are positions, not paths."""
+        return {f"library.{n}": one for n, one in enumerate(sorted(set(self.seen.values())), 1)}
+
+    def unknown(self, graph: Any) -> str:
+        """Why the libraries of a `max.graph.Graph` cannot be keyed; empty when they can."""
+        for path in graph.kernel_libraries_paths:
+            if str(path) not in self.seen:
+                return f"kernel library `{Path(path).name}` is not named in the graph's text"
+            if str(path) not in self.built and not Path(path).is_file():
+                return f"kernel library `{Path(path).name}` cannot be read"
+        return ""
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[Libraries]:
+    """Note which sources each library is compiled from, while the block builds a graph."""
+    from max.graph import graph as module
+
+    libraries = Libraries()
+    build = module._build_mojo_source_package
+
+    def noting(path: Path) -> Path:
+        compiled: Path = build(path)
+        libraries.built[str(compiled)] = Path(path)
+        return compiled
+
+    module._build_mojo_source_package = noting
+    try:
+        yield libraries
+    finally:
+        module._build_mojo_source_package = build
+
+
+def tree_digest(path: Path) -> str:
+    """SHA-256 over a file's bytes, or over relative names and bytes of every file below `path`."""
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes(), usedforsecurity=False).hexdigest()
+    rows = [
+        (
+            str(one.relative_to(path)),
+            hashlib.sha256(one.read_bytes(), usedforsecurity=False).hexdigest(),
+        )
+        for one in sorted(path.rglob("*"))
+        if one.is_file() and "__pycache__" not in one.parts
+    ]
+    return hashlib.sha256(canonical(rows), usedforsecurity=False).hexdigest()

@@ -1,0 +1,369 @@
+"""The pipeline: units × targets → key → record → blobs, compiling only what no tier holds.
+
+One direction, one orchestrator. A job that is keyed without running code is looked up at once;
+the others get a worker each, which derives and, on a miss, compiles. A fault of one job is told
+and the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+from max_build import compilers
+from max_build.compilers import Job
+from max_build.config import Settings, Unit
+from max_build.errors import CompileError, MaxBuildError
+from max_build.key import Components, changes, digest, key_of
+from max_build.record import Blob, Record, Role
+from max_build.store import Cache, Hit, Miss
+from max_build.target import Target
+from max_build.worker import Compile, Compiled, Derive, Derived, Failed
+from max_build.workers import Worker, Workers, capacity
+
+__all__ = ["Build", "Event", "Mode", "Outcome", "Reporter", "State", "build", "summary"]
+
+Mode = Literal["build", "require-hit", "look"]
+"""Compile what misses, fail on a miss, or only say what would be compiled."""
+
+State = Literal["cached", "compiled", "uncached", "missed", "failed"]
+"""`uncached` was compiled and cannot be kept; `missed` was not compiled, as the mode asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one unit for one target.
+
+    Parameters
+    ----------
+    key
+        Empty where the unit could not even be derived.
+    record
+        None where nothing was found or made.
+    tier
+        Where a cached one was found.
+    reason
+        Why it missed, or why it is not kept.
+    seconds
+        Wall time this build spent on it.
+    """
+
+    unit: Unit
+    target: Target
+    state: State
+    key: str = ""
+    record: Record | None = None
+    tier: str = ""
+    reason: str = ""
+    error: MaxBuildError | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One step of one job, for whoever shows progress.
+
+    `expected` is what the last compile of the same unit and target took, in seconds; 0 if there
+    was none. `outcome` comes with `done`.
+    """
+
+    what: Literal["deriving", "compiling", "waiting", "done"]
+    unit: str
+    target: str
+    reason: str = ""
+    expected: float = 0.0
+    outcome: Outcome | None = None
+
+
+Reporter = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """A finished build: one outcome per unit and target, in the order declared."""
+
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> tuple[Outcome, ...]:
+        """The outcomes that leave a unit without an artifact."""
+        return tuple(one for one in self.outcomes if one.state in ("failed", "missed"))
+
+
+def build(
+    settings: Settings,
+    cache: Cache,
+    *,
+    mode: Mode = "build",
+    report: Reporter = lambda _: None,
+) -> Build:
+    """Bring every unit × target to its artifact.
+
+    A fault of one job is in its outcome; the others finish. The artifacts are then in the cache,
+    or held by it for this process where no tier would take them.
+    """
+    started = time.monotonic()
+    todo = [(unit, Target(target)) for unit in settings.units for target in unit.targets]
+    with _Session(settings, cache, mode, report) as session:
+        outcomes = session.run(todo)
+    return Build(outcomes=outcomes, seconds=time.monotonic() - started)
+
+
+def summary(result: Build) -> str:
+    """One line: `2 units × 2 targets: 3 cached, 1 compiled in 61.2 s`."""
+    units = len({one.unit.name for one in result.outcomes})
+    targets = len({one.target for one in result.outcomes})
+    counted: list[str] = []
+    for state in ("cached", "compiled", "uncached", "missed", "failed"):
+        count = sum(one.state == state for one in result.outcomes)
+        if count:
+            word = "compiled, not kept" if state == "uncached" else state
+            counted.append(f"{count} {word}")
+    took = f"{result.seconds:.1f} s" if result.seconds >= 1 else f"{1000 * result.seconds:.0f} ms"
+    what = f"{units} unit{'s' * (units != 1)} × {targets} target{'s' * (targets != 1)}"
+    return f"{what}: {', '.join(counted) or 'nothing to do'} in {took}"
+
+
+class _Session:
+    """One build's workers and scratch directory."""
+
+    def __init__(self, settings: Settings, cache: Cache, mode: Mode, report: Reporter) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._mode = mode
+        self._report = report
+        self._workers = Workers(Path(settings.root))
+        self._scratch = Path(tempfile.mkdtemp(prefix="max-build-"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._workers.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def run(self, todo: Sequence[tuple[Unit, Target]]) -> tuple[Outcome, ...]:
+        found: dict[int, Outcome] = {}
+        rest: list[int] = []
+        for position, (unit, target) in enumerate(todo):
+            outcome = self._without_worker(unit, target)
+            if outcome is None:
+                rest.append(position)
+            else:
+                found[position] = outcome
+        threads = min(len(rest), self._settings.jobs or capacity())
+        if threads:
+            pool = ThreadPoolExecutor(threads, thread_name_prefix="max-build")
+            try:
+                futures = {pool.submit(self._with_worker, *todo[one]): one for one in rest}
+                for future in as_completed(futures):
+                    found[futures[future]] = future.result()
+            except BaseException:
+                self._workers.close()
+                raise
+            finally:
+                pool.shutdown(cancel_futures=True)
+        return tuple(found[position] for position in range(len(todo)))
+
+    def _without_worker(self, unit: Unit, target: Target) -> Outcome | None:
+        """Look up a unit whose key needs neither its code nor a compiler; None leaves it over."""
+        adapter = compilers.get(unit.compiler)
+        if adapter.runs_user_code:
+            return None
+        started = time.monotonic()
+        try:
+            derivation = adapter.derive(self._job(unit, target, self._scratch))
+        except MaxBuildError as error:
+            return self._done(_failure(unit, target, error, started))
+        if derivation.uncacheable:
+            return None
+        found = self._cache.lookup(key_of(derivation.components), fetch=self._mode != "look")
+        return self._done(_hit(unit, target, found, started)) if isinstance(found, Hit) else None
+
+    def _with_worker(self, unit: Unit, target: Target) -> Outcome:
+        started = time.monotonic()
+        try:
+            with self._workers.worker(unit.compiler) as worker, self._own_scratch() as scratch:
+                outcome = self._derive(worker, self._job(unit, target, scratch), started)
+        except MaxBuildError as error:
+            outcome = _failure(unit, target, error, started)
+        return self._done(outcome)
+
+    def _derive(self, worker: Worker, job: Job, started: float) -> Outcome:
+        self._tell("deriving", job)
+        answer = worker.ask(
+            Derive(job.unit, str(job.target), str(job.root), job.python_path, str(job.scratch)),
+            timeout=self._settings.compile_timeout,
+        )
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, Derived)
+        key = key_of(answer.components)
+        if answer.uncacheable:
+            return self._miss(worker, job, answer, answer.uncacheable, started)
+        found = self._cache.lookup(key, fetch=self._mode != "look")
+        if isinstance(found, Hit):
+            return _hit(job.unit, job.target, found, started)
+        reason = self._explain(job.unit, answer.components, found)
+        if self._mode != "build":
+            return self._miss(worker, job, answer, reason, started)
+        self._tell("waiting", job)
+        with self._cache.single_flight(key) as waited:
+            found = self._cache.lookup(key) if waited else found
+            if isinstance(found, Hit):
+                return _hit(job.unit, job.target, found, started)
+            return self._miss(worker, job, answer, reason, started)
+
+    def _miss(
+        self, worker: Worker, job: Job, derived: Derived, reason: str, started: float
+    ) -> Outcome:
+        """Compile and publish, unless the mode forbids it."""
+        unit, target, key = job.unit, job.target, key_of(derived.components)
+        if self._mode != "build":
+            return Outcome(
+                unit, target, "missed", key, reason=reason, seconds=time.monotonic() - started
+            )
+        name = f"{unit.name}:{target}"
+        last = self._cache.memo.get("seconds", name)
+        self._tell("compiling", job, reason, float(last) if last else 0.0)
+        compiling = time.monotonic()
+        answer = worker.ask(Compile(), timeout=self._settings.compile_timeout)
+        if isinstance(answer, Failed):
+            log = worker.take_log()
+            error = answer.error()
+            if log and log not in error.message:
+                error.add_note(log)
+            raise error
+        assert isinstance(answer, Compiled)
+        took = time.monotonic() - compiling
+        record, files = _record(unit.name, key, derived, answer, worker.take_log(), took)
+        if derived.uncacheable:
+            self._cache.hold(record, files)
+        else:
+            self._cache.publish(record, files)
+        self._cache.memo.set("seconds", name, f"{took:.3f}".encode())
+        return Outcome(
+            unit,
+            target,
+            "uncached" if derived.uncacheable else "compiled",
+            key,
+            record,
+            reason=reason,
+            seconds=time.monotonic() - started,
+        )
+
+    def _explain(self, unit: Unit, components: Components, miss: Miss) -> str:
+        """Say why a key is not there: the fault met, or what changed since the last record."""
+        if miss.reason != "absent":
+            return miss.reason
+        earlier = self._cache.records_of(unit.name)
+        near = min((changes(one.components, components) for one in earlier), key=len, default=None)
+        if near is None:
+            return "never compiled before"
+        return ", ".join(_change(*one) for one in near[:4]) + (" …" if len(near) > 4 else "")
+
+    def _job(self, unit: Unit, target: Target, scratch: Path) -> Job:
+        settings = self._settings
+        return Job(unit, target, Path(settings.root), settings.python_path, scratch)
+
+    @contextlib.contextmanager
+    def _own_scratch(self) -> Iterator[Path]:
+        path = Path(tempfile.mkdtemp(dir=self._scratch))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _tell(
+        self,
+        what: Literal["deriving", "compiling", "waiting"],
+        job: Job,
+        reason: str = "",
+        expected: float = 0.0,
+    ) -> None:
+        self._report(Event(what, job.unit.name, str(job.target), reason, expected))
+
+    def _done(self, outcome: Outcome) -> Outcome:
+        unit, target = outcome.unit.name, str(outcome.target)
+        self._report(Event("done", unit, target, outcome.reason, outcome=outcome))
+        return outcome
+
+
+def _record(
+    unit: str, key: str, derived: Derived, compiled: Compiled, log: str, seconds: float
+) -> tuple[Record, dict[str, Path | bytes]]:
+    """The record of a finished compile, and its blobs by digest.
+
+    Raises
+    ------
+    CompileError
+        If a file that the worker named cannot be read, or is empty.
+    """
+    blobs: list[Blob] = []
+    files: dict[str, Path | bytes] = {}
+    named: dict[Role, str] = dict(compiled.files)
+    if derived.ir:
+        named["ir"] = derived.ir
+    for role, name in named.items():
+        try:
+            data = Path(name).read_bytes()
+        except OSError as error:
+            message = f"the compiler's {role} cannot be read: {error.strerror}"
+            raise CompileError(message) from error
+        if not data:
+            message = f"the compiler left an empty {role}"
+            raise CompileError(message)
+        blob = Blob(role=role, digest=digest(data), size=len(data))
+        blobs.append(blob)
+        files[blob.digest] = Path(name)
+    record = Record(
+        key=key,
+        unit=unit,
+        components=derived.components,
+        blobs=tuple(blobs),
+        kernels=compiled.kernels,
+        inputs=compiled.inputs,
+        outputs=compiled.outputs,
+        weights=compiled.weights,
+        log=log,
+        seconds=round(seconds, 3),
+    )
+    return record, files
+
+
+def _change(name: str, before: str, after: str) -> str:
+    """One changed component, in words."""
+    group, _, leaf = name.partition(".")
+    if group == "sources":
+        return "graph changed" if leaf == "ir" else f"`{leaf}` changed"
+    if group == "compiler":
+        return f"`{leaf}` {before or 'absent'} → {after or 'absent'}"
+    if group == "environment":
+        return f"environment `{leaf}` {'set' if not before else 'changed' if after else 'unset'}"
+    if group == "dependencies":
+        return f"`{leaf}` {'added' if not before else 'changed' if after else 'removed'}"
+    return f"{name.replace('.', ' ')} {before or 'unset'} → {after or 'unset'}"
+
+
+def _hit(unit: Unit, target: Target, found: Hit, started: float) -> Outcome:
+    return Outcome(
+        unit,
+        target,
+        "cached",
+        found.record.key,
+        found.record,
+        tier=found.tier,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _failure(unit: Unit, target: Target, error: MaxBuildError, started: float) -> Outcome:
+    return Outcome(unit, target, "failed", error=error, seconds=time.monotonic() - started)

@@ -1,0 +1,115 @@
+"""The record: the small JSON that stands under a key and says what a compile produced."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from max_build.key import Components, canonical, key_of
+
+__all__ = ["RECORD_SCHEMA", "Blob", "Kernel", "Record", "Role", "Tensor", "decode", "encode"]
+
+RECORD_SCHEMA = 1
+
+Role = Literal["mef", "cubin", "ptx", "ir"]
+"""What a blob is: a MAX artifact, device machine code, the PTX kept beside it, the IR text."""
+
+
+class Blob(msgspec.Struct, frozen=True, kw_only=True):
+    """One output: immutable bytes, named by the SHA-256 (hex) of them, raw, uncompressed."""
+
+    role: Role
+    digest: str
+    size: int
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph's input, output or weight.
+
+    `dtype` is the lower-case MAX name (`float32`, `bfloat16`); `shape` holds an integer for each
+    fixed dimension and a name for each dynamic one; `device` is `cpu` or `gpu:<ordinal>`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    device: str = "cpu"
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """What a launch of one kernel needs to know: the name in the machine code, and its needs."""
+
+    lowered: str
+    shared_bytes: int = 0
+    num_warps: int = 0
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    signature: tuple[str, ...] = ()
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known about one compiled (unit, target).
+
+    Parameters
+    ----------
+    unit
+        The name it was first compiled under. It tells a reader what this is; a lookup never
+        uses it.
+    kernels
+        Source-level name → `Kernel`, for a kernel module.
+    inputs, outputs, weights
+        The signature of a graph. Weights are what the loader has to find.
+    log
+        The compiler's own words, cut to 64 KiB.
+    seconds
+        What the compile cost, in seconds of wall time.
+    """
+
+    schema: int = RECORD_SCHEMA
+    key: str
+    unit: str
+    components: Components
+    blobs: tuple[Blob, ...]
+    kernels: dict[str, Kernel] = {}
+    inputs: tuple[Tensor, ...] = ()
+    outputs: tuple[Tensor, ...] = ()
+    weights: tuple[Tensor, ...] = ()
+    log: str = ""
+    seconds: float = 0.0
+
+    def blob(self, role: Role) -> Blob | None:
+        """The first blob of that role."""
+        return next((blob for blob in self.blobs if blob.role == role), None)
+
+
+def encode(record: Record) -> bytes:
+    """The record as canonical JSON."""
+    return canonical(record)
+
+
+def decode(data: bytes, key: str) -> Record:
+    """Read a record back and check that it is the one of `key`.
+
+    The components inside must hash to the key itself, so a record that was altered there, cut
+    short, or stored under another key is told apart without any other knowledge.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not a record of this schema, or not of this key.
+    """
+    try:
+        record = msgspec.json.decode(data, type=Record)
+    except msgspec.DecodeError as error:
+        message = f"record is not readable: {error}"
+        raise ValueError(message) from error
+    if record.schema != RECORD_SCHEMA:
+        message = f"record has schema {record.schema}, this max-build reads {RECORD_SCHEMA}"
+        raise ValueError(message)
+    if record.key != key or key_of(record.components) != key:
+        message = f"record belongs to key {record.key[:12]}, not to {key[:12]}"
+        raise ValueError(message)
+    if not record.blobs:
+        message = "record names no blob"
+        raise ValueError(message)
+    return record

@@ -1,0 +1,1 @@
+"""What a program needs to run what was compiled: devices, choice of artifact, loading."""

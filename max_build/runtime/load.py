@@ -1,0 +1,105 @@
+"""`max_build.load`: from a package's name to a model that runs, without a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from max_build.errors import LoadError, WeightsError
+from max_build.record import Record
+from max_build.runtime import locate
+from max_build.runtime.graph import Model, initialise
+from max_build.runtime.select import Choice, choose, this_machine
+
+__all__ = ["bring_up", "load"]
+
+Weights = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+def load(
+    package: str | Path,
+    unit: str | None = None,
+    *,
+    weights: Weights | None = None,
+    device: str = "auto",
+) -> Model:
+    """Load a compiled graph with its weights mapped; never compiles.
+
+    Parameters
+    ----------
+    package
+        An import package that was built with max-build, or the path of a manifest.
+    unit
+        Name of the graph; may be left out where there is only one unit.
+    weights
+        Files or directories, safetensors or GGUF, in place of those the project names.
+    device
+        `auto` (a GPU that has an artifact, else the CPU), `cpu`, `gpu` or `gpu:<n>`.
+
+    Returns
+    -------
+    Model
+        Callable with one array per input.
+
+    Raises
+    ------
+    NotBuiltError
+        If the package was never built; the hint names the command.
+    LoadError
+        If no artifact runs on this machine, each with its reason; or it is damaged.
+    WeightsError
+        If weights are missing or do not fit the graph, every mismatch at once.
+    """
+    installed = locate.find(package)
+    name, found = installed.manifest.unit(unit)
+    if found.kind != "graph":
+        message = f"`{name}` is a kernel module, not a graph"
+        raise LoadError(message, hint=f'`max_build.load_kernels("{package}", "{name}")` loads it')
+    choice = choose(name, found.targets, this_machine(), device)
+    blob = choice.record.blob("mef")
+    if blob is None:
+        message = f"the record of `{name}` for `{choice.target}` names no artifact of a graph"
+        raise LoadError(message, hint="build it again")
+    artifact = installed.artifact(blob)
+    files = found.weights if weights is None else _listed(weights)
+    return bring_up(name, choice, artifact, files, found.rename, installed.bases)
+
+
+def bring_up(
+    unit: str,
+    choice: Choice,
+    artifact: Path,
+    files: Sequence[str],
+    rename: Mapping[str, str],
+    bases: tuple[Path, ...],
+) -> Model:
+    """Open and check the weights, then initialise the artifact.
+
+    Raises
+    ------
+    LoadError, WeightsError
+        As `load`.
+    """
+    from max_build.weights import bind, open_weights
+
+    wanted = choice.record.weights
+    if not wanted:
+        return initialise(unit, choice, artifact, {})
+    _check_named(unit, choice.record, files)
+    paths = [locate.weights_path(one, bases) for one in files]
+    bound = bind(wanted, open_weights(paths), rename=rename)
+    return initialise(unit, choice, artifact, bound)
+
+
+def _check_named(unit: str, record: Record, files: Sequence[str]) -> None:
+    if not files:
+        message = f"`{unit}` needs {len(record.weights)} weights, and no file was named"
+        hint = f"pass `weights=`, or set `weights` in [tool.max-build.graphs.{unit}]"
+        raise WeightsError(message, hint=hint)
+
+
+def _listed(weights: Weights) -> tuple[str, ...]:
+    if isinstance(weights, str | PathLike):
+        weights = [weights]
+    return tuple(str(one) for one in weights)

@@ -1,0 +1,208 @@
+"""Where a package's manifest, artifacts and weights are on this machine.
+
+A wheel has them beside the package's modules. An editable install has only its metadata, so its
+artifacts come from the cache by digest. Nothing of the package itself is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from max_build import manifest as manifests
+from max_build.errors import LoadError, NotBuiltError, WeightsError
+from max_build.key import digest
+from max_build.manifest import Manifest
+from max_build.record import Blob
+
+__all__ = ["Installed", "find", "weights_path"]
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A manifest that was found, and the places its files may be in.
+
+    Parameters
+    ----------
+    where
+        Names the manifest in messages.
+    folder
+        Directory of the artifacts, where they came with it.
+    package
+        The package's directory.
+    project
+        The project's directory, of an editable install.
+    """
+
+    manifest: Manifest
+    where: str
+    folder: Path | None = None
+    package: Path | None = None
+    project: Path | None = None
+    bases: tuple[Path, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        bases = tuple(one for one in (self.package, self.project, self.folder) if one is not None)
+        object.__setattr__(self, "bases", bases)
+
+    def artifact(self, blob: Blob) -> Path:
+        """A file whose bytes are those of `blob`, verified.
+
+        Raises
+        ------
+        NotBuiltError
+            If neither the package nor any tier of the cache has it.
+        LoadError
+            If the file beside the package is damaged and no tier has it either.
+        """
+        damaged = ""
+        if self.folder is not None:
+            path = self.folder / manifests.file_name(blob)
+            try:
+                if digest(path.read_bytes()) == blob.digest:
+                    return path
+                damaged = f"`{path}` is damaged"
+            except OSError as error:
+                damaged = f"`{path}` cannot be read ({error.strerror})"
+        found = _from_cache(self, blob)
+        if found is not None:
+            return found
+        package = self.manifest.package
+        if damaged and self.manifest.embedded:
+            message = f"{damaged}, and the cache does not have it"
+            raise LoadError(message, hint=f"install `{package}` again")
+        message = f"an artifact of `{package}` is in no tier of the cache ({blob.digest[:12]}…)"
+        raise NotBuiltError(message, hint=_build_command(self.project))
+
+
+def find(source: str | Path) -> Installed:
+    """Find the manifest of an import package, or read the one at a path.
+
+    Parameters
+    ----------
+    source
+        Name of an import package, or path of a `manifest.json` or the directory that holds it.
+
+    Raises
+    ------
+    NotBuiltError
+        If there is no such package, or it was built without max-build.
+    """
+    if isinstance(source, Path) or "/" in source:
+        path = Path(source)
+        path = path / manifests.NAME if path.is_dir() else path
+        return _read(path, package=None)
+    spec = _spec(source)
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(place, manifests.FOLDER, manifests.NAME)
+        if path.is_file():
+            return _read(path, package=Path(place))
+    for distribution in _distributions(source):
+        text = distribution.read_text(f"extra_metadata/{manifests.METADATA_NAME}")
+        if text is None:
+            continue
+        where = f"{distribution.name}'s metadata"
+        manifest = manifests.decode(text.encode(), where)
+        places = (spec.submodule_search_locations if spec else None) or ()
+        package = Path(next(iter(places))) if places else None
+        return Installed(manifest, where, None, package, _project(distribution))
+    what = "is installed, but carries no manifest" if spec else "is not installed"
+    message = f"package `{source}` {what}: it was never built with max-build"
+    raise NotBuiltError(message, hint=_build_command(None))
+
+
+def weights_path(text: str, bases: tuple[Path, ...]) -> Path:
+    """The file or directory that a `weights` setting names.
+
+    Parameters
+    ----------
+    text
+        A path, absolute or relative to one of `bases`; or `package:path` inside an installed
+        package, which is found without being imported.
+
+    Raises
+    ------
+    WeightsError
+        If there is none; the message lists where was looked.
+    """
+    package, colon, inner = text.partition(":")
+    if colon and "/" not in package:
+        spec = _spec(package)
+        if spec is None:
+            message = f"weights `{text}`: package `{package}` is not installed"
+            raise WeightsError(message, hint=f"install the distribution that has `{package}`")
+        candidates = [Path(one, inner) for one in spec.submodule_search_locations or ()]
+    else:
+        path = Path(text).expanduser()
+        candidates = (
+            [path] if path.is_absolute() else [base / path for base in (*bases, Path.cwd())]
+        )
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    looked = ", ".join(f"`{one}`" for one in dict.fromkeys(candidates))
+    message = f"weights `{text}` are not there; looked at {looked}"
+    raise WeightsError(message, hint="pass `weights=` with the path of the file")
+
+
+def _spec(package: str) -> importlib.machinery.ModuleSpec | None:
+    with contextlib.suppress(ImportError, ValueError):
+        return importlib.util.find_spec(package)
+    return None
+
+
+def _read(path: Path, package: Path | None) -> Installed:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        message = f"manifest `{path}` cannot be read: {error.strerror}"
+        raise NotBuiltError(message, hint=_build_command(None)) from error
+    return Installed(manifests.decode(data, str(path)), str(path), path.parent, package)
+
+
+def _distributions(package: str) -> list[metadata.Distribution]:
+    """Distributions that may have brought `package`: of its name first, then by what they list."""
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+        return [metadata.distribution(package)]
+    names = metadata.packages_distributions().get(package.partition(".")[0], [])
+    return [metadata.distribution(name) for name in dict.fromkeys(names)]
+
+
+def _project(distribution: metadata.Distribution) -> Path | None:
+    """Project directory of an editable install: PEP 610, `direct_url.json`."""
+    text = distribution.read_text("direct_url.json")
+    if not text:
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found = json.loads(text)
+        url = urlsplit(found["url"])
+        if url.scheme == "file" and found.get("dir_info", {}).get("editable"):
+            return Path(unquote(url.path))
+    return None
+
+
+def _from_cache(installed: Installed, blob: Blob) -> Path | None:
+    from max_build.config import cache_settings, load_settings
+    from max_build.errors import StoreError
+    from max_build.store import open_cache
+
+    project = installed.project
+    in_project = project is not None and (project / "pyproject.toml").is_file()
+    settings = load_settings(project).cache if project and in_project else cache_settings()
+    cache = open_cache(settings)
+    try:
+        return cache.path(blob)
+    except StoreError:
+        return None
+    finally:
+        cache.close()
+
+
+def _build_command(project: Path | None) -> str:
+    where = f" in `{project}`" if project else " in its project"
+    return f"run `max-build build`{where}, or install a wheel that `hatch build` made"

@@ -1,0 +1,54 @@
+"""diskcache without pickle: rows are text, numbers and bytes, held inline, or they are refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import diskcache
+
+__all__ = ["open_index"]
+
+_RAW = 1  # diskcache's name for "as sqlite holds it"
+
+
+class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcache is not typed
+    """Takes `str` keys and `str`, `int` or `bytes` values; reads nothing else back."""
+
+    def put(self, key: Any) -> tuple[str, bool]:
+        if not isinstance(key, str):
+            message = f"the index takes text as key, got {type(key).__name__}"
+            raise TypeError(message)
+        return key, True
+
+    def get(self, key: Any, raw: bool) -> Any:  # noqa: FBT001
+        if not raw or not isinstance(key, str):
+            message = "the index holds a key that is not text"
+            raise ValueError(message)
+        return key
+
+    def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, Any]:  # noqa: ARG002, FBT001
+        if isinstance(value, bytes):
+            return 0, _RAW, None, sqlite3.Binary(value)
+        if type(value) not in {int, str}:
+            message = f"the index takes text, integers and bytes, got {type(value).__name__}"
+            raise TypeError(message)
+        return 0, _RAW, None, value
+
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:  # noqa: ARG002, FBT001
+        if mode != _RAW or filename is not None:
+            message = "the index holds a value that is not plain"
+            raise ValueError(message)
+        return bytes(value) if isinstance(value, (memoryview, sqlite3.Binary)) else value
+
+
+def open_index(folder: Path) -> Any:
+    """Open (or make) the index in `folder`."""
+    return diskcache.Cache(
+        str(folder),
+        timeout=1,  # another process holds it: go without, it is only a memo
+        disk=PlainDisk,
+        size_limit=256 << 20,
+        sqlite_mmap_size=0,  # a truncated file would be SIGBUS
+    )

@@ -1,0 +1,364 @@
+"""A directory as a store: the developer's own, or one that a team shares.
+
+Nothing here relies on locks, on `exists`, or on what another machine may see late. A file appears
+under its final name whole or not at all, and readers verify what they read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from max_build.errors import StoreError
+from max_build.store.base import (
+    CHUNK,
+    ENTRY_LIMIT,
+    Item,
+    Kind,
+    Sink,
+    SinkError,
+    Store,
+    fault_of,
+)
+
+__all__ = ["DirectoryStore", "open_regular"]
+
+T = TypeVar("T")
+
+_NAME = re.compile(r"[0-9a-f]{64}\Z")
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block
+_ABSENT = {errno.ENOENT, errno.ENOTDIR}
+_TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
+_TOUCH_AFTER = 3600.0
+
+
+class DirectoryStore(Store):
+    """`ac/<2>/<key>` and `cas/<2>/<sha256>` below `root`, each written beside and moved in.
+
+    Parameters
+    ----------
+    root
+        An existing directory.
+    label
+        The tier's name.
+    writable
+        Whether to change anything in it.
+    group
+        Set modes for a team (directories 2775, files 0664) whatever the umask is; otherwise
+        directories take the mode of `root` and files are 0444.
+    packed
+        Whether blobs rest as zstd frames, rather than raw.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        label: str = "local",
+        *,
+        writable: bool = True,
+        group: bool = False,
+        packed: bool = False,
+    ) -> None:
+        self.root = root
+        self.label = label
+        self.writable = writable
+        self._packed = packed
+        self._file_mode = 0o664 if group else 0o444
+        self._folder_mode = 0o2775 if group else stat.S_IMODE(os.stat(root).st_mode) & 0o755
+
+    def tag(self) -> None:
+        """Mark the directory as a cache, for backup programs; do nothing where that fails."""
+        path = self.root / "CACHEDIR.TAG"
+        with contextlib.suppress(OSError):
+            if self.writable and not path.exists():
+                with self._staged(path, replace=True) as file:
+                    file.write(_TAG)
+
+    def path(self, kind: Kind, name: str) -> Path:
+        """Where a name lies, whether or not it does."""
+        return self.root / kind / name[:2] / name
+
+    def folder(self, name: str) -> Path:
+        """A folder of the store's own (`tmp`, `quarantine`, …), made if it is not there."""
+        return self._make(self.root / name)
+
+    # --- entries
+
+    def get_entry(self, key: str) -> bytes | None:
+        path = self.path("ac", key)
+        with self._reading(path):
+            return _again(lambda: _read_small(path))
+
+    def put_entry(self, key: str, data: bytes, *, replace: bool = False) -> bool:
+        path = self.path("ac", key)
+        if not replace and os.path.lexists(path):
+            return False
+        with self._writing(path), self._staged(path, replace=replace) as file:
+            file.write(data)
+        return True
+
+    def touch(self, key: str) -> None:
+        """Note that an entry was used, at most once an hour; gc goes by this time."""
+        with contextlib.suppress(OSError):
+            path = self.path("ac", key)
+            # A skewed clock makes this happen too often or an hour late; what is written is the
+            # file system's own time either way.
+            if self.writable and time.time() - os.lstat(path).st_mtime > _TOUCH_AFTER:
+                os.utime(path, follow_symlinks=False)
+
+    # --- blobs
+
+    def get_blob(self, digest: str, sink: Sink) -> bool:
+        path = self.path("cas", digest)
+        with self._reading(path):
+            fd = _again(lambda: open_regular(path))
+            if fd is None:
+                return False
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                self._pour(file, sink)
+        return True
+
+    def put_blob(self, digest: str, source: BinaryIO) -> None:
+        path = self.path("cas", digest)
+        with self._writing(path), self._staged(path, replace=True) as file:
+            if self._packed:
+                from max_build.store.compress import deflate
+
+                deflate(source, file)
+            else:
+                while chunk := source.read(CHUNK):
+                    file.write(chunk)
+
+    def has_blob(self, digest: str) -> bool:
+        path = self.path("cas", digest)
+        with self._reading(path):
+            try:
+                return stat.S_ISREG(os.lstat(path).st_mode)
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    return False
+                raise
+
+    def refresh(self, digest: str) -> None:
+        """Start the grace period of a blob again, since a record is about to name it."""
+        with contextlib.suppress(OSError):
+            os.utime(self.path("cas", digest), follow_symlinks=False)
+
+    @contextlib.contextmanager
+    def receive(self, digest: str, size: int) -> Iterator[Sink]:
+        """A sink for a blob, which is kept when the block ends, if it is that blob.
+
+        Raises
+        ------
+        StoreError
+            `corrupt` if something else was poured in; another kind if it cannot be written.
+        """
+        path = self.path("cas", digest)
+        with self._writing(path), self._staged(path, replace=True) as file:
+            sink = Sink(file, size)
+            try:
+                yield sink
+            except SinkError as error:
+                if isinstance(error.__cause__, OSError):
+                    raise error.__cause__ from error
+                raise
+            finally:
+                sink.cancelled = True  # whoever still writes does so for nobody
+            if not sink.holds(digest):
+                message = f"blob {digest[:12]} arrived as {sink.count} bytes that are not it"
+                raise StoreError(message, kind="corrupt")
+
+    # --- upkeep
+
+    def list(self, kind: Kind) -> Iterator[Item]:
+        top = self.root / kind
+        for shard in _scan(top):
+            for found in _scan(Path(shard.path)):
+                if not _NAME.match(found.name):
+                    continue
+                with contextlib.suppress(OSError):
+                    info = found.stat(follow_symlinks=False)
+                    yield Item(kind, found.name, info.st_size, info.st_mtime)
+
+    def delete(self, kind: Kind, name: str) -> None:
+        path = self.path(kind, name)
+        with self._writing(path):
+            try:
+                path.unlink()
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+
+    def discard(self, kind: Kind, name: str) -> None:
+        """Move a damaged file into `quarantine/`, for somebody to look at; gc clears it."""
+        path = self.path(kind, name)
+        with self._writing(path):
+            try:
+                self._set_aside(path)
+            except FileNotFoundError:
+                return
+            except OSError:  # e.g. no room for a new name: then without the look
+                path.unlink(missing_ok=True)
+
+    def now(self) -> float:
+        """The present by the clock that stamps this directory's files."""
+        with self._writing(self.root):
+            return self._now()
+
+    # --- below
+
+    def _now(self) -> float:
+        path = self.folder("tmp") / os.urandom(8).hex()
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+
+    def _pour(self, file: BinaryIO, sink: Sink) -> None:
+        if not self._packed:
+            while chunk := file.read(CHUNK):
+                sink.write(chunk)
+            return
+        from max_build.store.compress import Inflater
+
+        inflater = Inflater(sink)
+        while chunk := file.read(CHUNK):
+            inflater.feed(chunk)
+        inflater.finish()
+
+    @contextlib.contextmanager
+    def _staged(self, final: Path, *, replace: bool) -> Iterator[BinaryIO]:
+        temp = self.folder("tmp") / os.urandom(8).hex()
+        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                yield file
+                file.flush()
+                os.fchmod(fd, self._file_mode)
+                os.fsync(fd)
+            # Closed by now: network file systems report a full disk as late as that.
+            self._install(temp, final, replace=replace)
+        finally:
+            with contextlib.suppress(OSError):
+                temp.unlink(missing_ok=True)
+
+    def _install(self, temp: Path, final: Path, *, replace: bool) -> None:
+        for attempt in range(3):
+            self._make(final.parent)
+            try:
+                if not replace:
+                    with contextlib.suppress(OSError):
+                        os.link(temp, final, follow_symlinks=False)
+                    # Lost to another writer (some file systems say EPERM), or no hard links here.
+                    if os.path.lexists(final):
+                        return
+                elif final.is_dir() and not final.is_symlink():
+                    self._set_aside(final)
+                temp.replace(final)
+            except FileNotFoundError:  # another writer put its own new shard in place of ours
+                if attempt == 2:  # noqa: PLR2004
+                    raise
+            else:
+                return
+
+    def _set_aside(self, path: Path) -> None:
+        shard = path.parent
+        name = f"{shard.parent.name}-{path.name[:16]}-{os.urandom(4).hex()}"
+        path.rename(self.folder("quarantine") / name)
+
+    def _make(self, folder: Path) -> Path:
+        """Make a folder that has its mode, not the umask's, from the moment it can be seen."""
+        if folder.is_dir():
+            return folder
+        if folder.parent != self.root:
+            self._make(folder.parent)
+        new = self.root / f"new-{os.urandom(8).hex()}"
+        new.mkdir(0o700)
+        try:
+            new.chmod(self._folder_mode)
+            new.rename(folder)
+        except OSError:
+            new.rmdir()
+            if not folder.is_dir():  # somebody else's is as good
+                raise
+        return folder
+
+    @contextlib.contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except StoreError:
+            raise
+        except OSError as error:
+            raise fault_of(error, f"{self.label} cache cannot read `{path}`") from error
+
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[None]:
+        if not self.writable:
+            message = f"{self.label} cache `{self.root}` is read-only"
+            raise StoreError(message, kind="read-only")
+        try:
+            yield
+        except StoreError:
+            raise
+        except OSError as error:
+            raise fault_of(error, f"{self.label} cache cannot write `{path}`") from error
+
+
+def open_regular(path: Path) -> int | None:
+    """Open a regular file for reading, or None if nothing is there."""
+    try:
+        fd = os.open(path, _READ)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return None
+        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, a socket
+            message = f"`{path}` is not a regular file"
+            raise StoreError(message, kind="corrupt") from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        message = f"`{path}` is not a regular file"
+        raise StoreError(message, kind="corrupt")
+    return fd
+
+
+def _read_small(path: Path) -> bytes | None:
+    fd = open_regular(path)
+    if fd is None:
+        return None
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        data = bytearray()
+        while chunk := file.read(ENTRY_LIMIT + 1 - len(data)):
+            data += chunk
+    if len(data) > ENTRY_LIMIT:
+        message = f"`{path}` is larger than any entry"
+        raise StoreError(message, kind="corrupt")
+    return bytes(data)
+
+
+def _again(read: Callable[[], T]) -> T:
+    """Read once more where a file was replaced under an NFS client's feet."""
+    try:
+        return read()
+    except OSError as error:
+        if error.errno != errno.ESTALE:
+            raise
+        return read()
+
+
+def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            yield from found
+    except OSError:
+        return

@@ -1,0 +1,145 @@
+"""The local index: what was found out before and may be forgotten at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from max_build.store.base import CHUNK
+
+__all__ = ["Memo", "Stamp", "stamp_of"]
+
+log = logging.getLogger(__name__)
+
+Stamp = tuple[int, int, int, int, int]
+"""What stays the same as long as a file does: size, mtime and ctime in ns, inode, device."""
+
+_RACY = 2.0
+
+
+def stamp_of(info: os.stat_result) -> Stamp:
+    """The stamp of a file."""
+    return (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev)
+
+
+def settled(info: os.stat_result) -> bool:
+    """Whether a later change of the file is sure to show in its stamp.
+
+    A file written in the last two seconds may be written again within the same tick of the file
+    system's clock. One from the future (another machine's clock) is never settled.
+    """
+    return time.time() - max(info.st_mtime, info.st_ctime) > _RACY
+
+
+class Memo:
+    """Small values by (namespace, key), in a folder; absent or broken, it remembers nothing.
+
+    Opened at the first use. No method raises for what is wrong with the folder.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._index: Any = None
+        self._lock = threading.Lock()
+
+    def get(self, namespace: str, key: str) -> bytes | None:
+        """The value last set, or None."""
+        value = self._try(lambda index: index.get(f"{namespace}:{key}"))
+        return value if isinstance(value, bytes) else None
+
+    def set(self, namespace: str, key: str, value: bytes) -> None:
+        """Remember a value."""
+        self._try(lambda index: index.set(f"{namespace}:{key}", value))
+
+    def update(self, namespace: str, key: str, change: Any) -> None:
+        """Replace a value by `change(value)` in one step among all processes."""
+
+        def within(index: Any) -> None:
+            name = f"{namespace}:{key}"
+            with index.transact():
+                old = index.get(name)
+                index.set(name, change(old if isinstance(old, bytes) else None))
+
+        self._try(within)
+
+    def digest_of(self, path: Path | str) -> str:
+        """SHA-256 (hex) of a file's bytes, read again only if the file may have changed.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        """
+        name = os.path.abspath(path)  # noqa: PTH100 - links stay links: they may be moved
+        info = os.stat(path)
+        stamp = repr(stamp_of(info)).encode()
+        known = self.get("file", name)
+        if known is not None and known.startswith(stamp + b" "):
+            return known[len(stamp) + 1 :].decode()
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            found = _hash(file)
+            after = os.fstat(file.fileno())
+        if stamp_of(info) == stamp_of(after) and settled(info):
+            self.set("file", name, repr(stamp_of(info)).encode() + b" " + found.encode())
+        return found
+
+    def close(self) -> None:
+        """Close the index, if it was opened."""
+        with self._lock:
+            index, self._index, self._folder = self._index, None, None
+        if index is not None:
+            with contextlib.suppress(Exception):
+                index.close()
+
+    def _try(self, use: Any) -> Any:
+        index = self._open()
+        if index is None:
+            return None
+        try:
+            return use(index)
+        except Exception as error:  # noqa: BLE001 - whatever sqlite says, it is only a memo
+            log.debug("index: %s", error)
+            if _damaged(error):
+                self._forget()
+            return None
+
+    def _open(self) -> Any:
+        with self._lock:
+            if self._index is None and self._folder is not None:
+                try:
+                    from max_build.store._disk import open_index
+
+                    self._index = open_index(self._folder)
+                except Exception as error:  # noqa: BLE001 - see `_try`
+                    log.debug("index: %s", error)
+                    if _damaged(error):
+                        shutil.rmtree(self._folder, ignore_errors=True)
+                    self._folder = None
+            return self._index
+
+    def _forget(self) -> None:
+        """Drop a damaged index; the next process starts a new one."""
+        folder = self._folder
+        self.close()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _damaged(error: Exception) -> bool:
+    text = str(error)
+    return "not a database" in text or "malformed" in text or "not plain" in text
+
+
+def _hash(file: Any) -> str:
+    hasher = hashlib.sha256(usedforsecurity=False)
+    while chunk := file.read(CHUNK):
+        hasher.update(chunk)
+    return hasher.hexdigest()

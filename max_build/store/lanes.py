@@ -1,0 +1,94 @@
+"""Calls that may never return, made so that the caller does.
+
+A hung network mount, a resolver that does not answer, a server that holds the line: no timeout of
+a library covers them all. Each call runs on a daemon thread; one that is given up keeps its
+thread, which the process leaves behind when it ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["GivenUp", "Lanes"]
+
+T = TypeVar("T")
+
+
+class GivenUp(Exception):  # noqa: N818 - said of a call, it reads right
+    """The call did not end, nor show progress, in time."""
+
+
+class _Lane(threading.Thread):
+    def __init__(self) -> None:
+        super().__init__(name="max-build-tier", daemon=True)
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            job()
+
+
+class Lanes:
+    """Threads that are used again while their calls return."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Lane] = []
+        self._lock = threading.Lock()
+
+    def call(
+        self, function: Callable[[], T], limit: float, progress: Callable[[], int] | None = None
+    ) -> T:
+        """Return what `function` returns, or raise what it raises.
+
+        Parameters
+        ----------
+        function
+            What to call.
+        limit
+            Seconds it may take; with `progress`, seconds it may take without any.
+        progress
+            A number that changes while the call gets on.
+
+        Raises
+        ------
+        GivenUp
+            If it takes longer. The call goes on unseen; its result is dropped.
+        """
+        done = threading.Event()
+        result: list[T] = []
+        failure: list[BaseException] = []
+
+        def job() -> None:
+            try:
+                result.append(function())
+            except BaseException as error:  # noqa: BLE001 - raised again in the caller
+                failure.append(error)
+            done.set()
+
+        with self._lock:
+            lane = self._idle.pop() if self._idle else None
+        if lane is None:
+            lane = _Lane()
+            lane.start()
+        lane.jobs.put(job)
+        seen: Any = None
+        while not done.wait(limit):
+            now = progress() if progress else None
+            if now == seen:
+                raise GivenUp
+            seen = now
+        with self._lock:
+            self._idle.append(lane)
+        if failure:
+            raise failure[0]
+        return result[0]
+
+    def close(self) -> None:
+        """End the threads that are idle."""
+        with self._lock:
+            for lane in self._idle:
+                lane.jobs.put(None)
+            self._idle.clear()

@@ -1,0 +1,229 @@
+"""The tier that everything is used from: this machine's directory, and what stands in for it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from max_build.errors import StoreError
+from max_build.record import Blob
+from max_build.store.base import Sink
+from max_build.store.directory import DirectoryStore, open_regular
+from max_build.store.index import Memo, Stamp, settled, stamp_of
+
+__all__ = ["Local"]
+
+_MEMO_FROM = 2 << 20  # bytes: below, hashing is quicker than opening the index
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}  # says nothing about the file
+
+
+class Local:
+    """Verified files of blobs, from the user's directory, or from scratch where that fails.
+
+    Parameters
+    ----------
+    store
+        The user's directory, or None where there is no usable one.
+    memo
+        Remembers which files were verified.
+    note
+        Called with each fault that was worked around.
+    """
+
+    def __init__(
+        self, store: DirectoryStore | None, memo: Memo, note: Callable[[str, StoreError], None]
+    ) -> None:
+        self.store = store
+        self._memo = memo
+        self._note = note
+        self._scratch: dict[str, DirectoryStore] = {}
+        self._lock = threading.Lock()
+        self._verified: dict[Path, Stamp] = {}
+        self._unsaved: dict[str, Stamp] = {}
+        self._cleanup: list[Callable[[], object]] = []
+
+    def get_entry(self, key: str) -> bytes | None:
+        """The entry of `key`, or None.
+
+        Raises
+        ------
+        StoreError
+            If there is something that cannot be read.
+        """
+        for store in self._stores():
+            data = store.get_entry(key)
+            if data is not None:
+                return data
+        return None
+
+    def put_entry(self, key: str, data: bytes) -> None:
+        """Let `data` stand under `key`, replacing what does."""
+        for store in self._writers():
+            try:
+                store.put_entry(key, data, replace=True)
+            except StoreError as error:
+                self._note("local", error)
+            else:
+                return
+
+    def discard_entry(self, key: str) -> None:
+        """Move a damaged entry aside."""
+        for store in self._stores():
+            with contextlib.suppress(StoreError):
+                store.discard("ac", key)
+
+    def touch(self, key: str) -> None:
+        """Note that an entry was used."""
+        if self.store is not None:
+            self.store.touch(key)
+
+    def holds(self, blob: Blob) -> bool:
+        """Whether a file of the blob's name and size is there, unread."""
+        for store in self._stores():
+            with contextlib.suppress(OSError):
+                if os.lstat(store.path("cas", blob.digest)).st_size == blob.size:
+                    return True
+        return False
+
+    def file(self, blob: Blob) -> Path:
+        """The blob's file, verified: its digest is right, or was and the file is unchanged.
+
+        Raises
+        ------
+        StoreError
+            `corrupt` if what was there was damaged and has been moved aside, `missing` if
+            nothing was there.
+        """
+        damage: StoreError | None = None
+        for store in self._stores():
+            path = store.path("cas", blob.digest)
+            try:
+                if self._verify(path, blob):
+                    return path
+            except StoreError as error:
+                damage = error
+                if error.kind != "corrupt":
+                    continue
+                with contextlib.suppress(StoreError):
+                    store.discard("cas", blob.digest)
+        if damage is not None:
+            raise damage
+        message = f"blob {blob.digest[:12]} ({blob.role}) is not in the local cache"
+        raise StoreError(message, kind="missing")
+
+    def keep(self, blob: Blob, pour: Callable[[Sink], None]) -> None:
+        """Store the blob that `pour` writes, in the first place that takes it.
+
+        Raises
+        ------
+        StoreError
+            What `pour` raised; `corrupt` if it poured something else; or the last refusal, when
+            not even scratch space is left.
+        """
+        failure: StoreError | None = None
+
+        def watched(sink: Sink) -> None:
+            nonlocal failure
+            try:
+                pour(sink)
+            except StoreError as error:
+                failure = error
+                raise
+
+        refusal = StoreError("no place takes the blob", kind="full")
+        for store in self._writers():
+            try:
+                with store.receive(blob.digest, blob.size) as sink:
+                    watched(sink)
+            except StoreError as error:
+                if error is failure or error.kind == "corrupt":
+                    raise
+                self._note("local", error)
+                refusal = error
+            else:
+                return
+        raise refusal
+
+    def refresh(self, digest: str) -> None:
+        """Start the grace period of a blob again."""
+        if self.store is not None and self.store.writable:
+            self.store.refresh(digest)
+
+    def close(self) -> None:
+        """Keep what was verified, and remove the scratch space with the files it gave."""
+        for digest, stamp in self._unsaved.items():
+            self._memo.set("verified", digest, repr(stamp).encode())
+        self._unsaved.clear()
+        for clean in self._cleanup:
+            clean()
+        self._scratch.clear()
+
+    def _verify(self, path: Path, blob: Blob) -> bool:
+        """Whether the file is there and is the blob; StoreError `corrupt` if it is another."""
+        try:
+            info = os.lstat(path)
+            stamp = stamp_of(info)
+            if self._verified.get(path) == stamp:
+                return True
+            if info.st_size == blob.size >= _MEMO_FROM and self._remembered(blob.digest, stamp):
+                self._verified[path] = stamp
+                return True
+            fd = open_regular(path)
+            if fd is None:
+                return False
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                info = os.fstat(fd)
+                right = info.st_size == blob.size and (
+                    hashlib.file_digest(file, "sha256").hexdigest() == blob.digest
+                )
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            message = f"blob {blob.digest[:12]} cannot be read: {error.strerror}"
+            kind = "io" if error.errno in _OURS else "corrupt"
+            raise StoreError(message, kind=kind) from error
+        if not right:
+            message = f"blob {blob.digest[:12]} ({blob.role}) is damaged: `{path}`"
+            raise StoreError(message, kind="corrupt")
+        if settled(info):
+            stamp = stamp_of(info)
+            self._verified[path] = stamp
+            if blob.size >= _MEMO_FROM:
+                self._unsaved[blob.digest] = stamp
+        return True
+
+    def _remembered(self, digest: str, stamp: Stamp) -> bool:
+        return self._memo.get("verified", digest) == repr(stamp).encode()
+
+    def _stores(self) -> Iterator[DirectoryStore]:
+        if self.store is not None:
+            yield self.store
+        yield from list(self._scratch.values())
+
+    def _writers(self) -> Iterator[DirectoryStore]:
+        if self.store is not None and self.store.writable:
+            yield self.store
+        for parent in (tempfile.gettempdir(), "/dev/shm"):  # noqa: S108 - a private folder in it
+            with self._lock:
+                if parent not in self._scratch:
+                    try:
+                        root = tempfile.mkdtemp(prefix="max-build-", dir=parent)
+                    except OSError:
+                        continue
+                    self._scratch[parent] = DirectoryStore(Path(root))
+                    self._cleanup.append(weakref.finalize(self, _remove, root, os.getpid()))
+                scratch = self._scratch[parent]
+            yield scratch
+
+
+def _remove(root: str, owner: int) -> None:
+    if os.getpid() == owner:  # a forked child leaves it to its parent
+        shutil.rmtree(root, ignore_errors=True)

@@ -1,0 +1,190 @@
+"""An outer tier as the cache sees it: never slow for long, never believed, never fatal."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from max_build.errors import StoreError
+from max_build.record import Blob
+from max_build.store.base import Kind, Sink, SinkError, Store
+from max_build.store.lanes import GivenUp, Lanes
+from max_build.store.settings import Trust
+
+__all__ = ["Counted", "Tier"]
+
+T = TypeVar("T")
+
+_FAILURES = 3
+_SICK = {"timeout", "refused", "server", "io"}  # kinds that say something of the tier itself
+
+
+class Tier:
+    """A store behind deadlines and a breaker.
+
+    A call that gets nowhere for `request_timeout` seconds is given up. Three failures in a row,
+    or `budget` seconds lost to failures, close the tier for the rest of the process.
+
+    Parameters
+    ----------
+    store
+        What it stands for.
+    trust
+        What it takes for its entries to be believed.
+    request_timeout, budget
+        Seconds, see `CacheSettings`.
+    note
+        Called with each fault, once.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        trust: Trust,
+        *,
+        request_timeout: float,
+        budget: float,
+        note: Callable[[str, StoreError], None],
+    ) -> None:
+        self.label = store.label
+        self.store = store
+        self.trust = trust
+        self._timeout = request_timeout
+        self._budget = budget
+        self._note = note
+        self._lanes = Lanes()
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._lost = 0.0
+        self._suspect: set[tuple[Kind, str]] = set()
+
+    @property
+    def open(self) -> bool:
+        """Whether the tier is still worth a call."""
+        return self._failures < _FAILURES and self._lost < self._budget
+
+    @property
+    def writable(self) -> bool:
+        """Whether it may be written, and is worth trying."""
+        return self.store.writable and self.open
+
+    def entry(self, key: str) -> bytes | None:
+        """The entry under `key`.
+
+        Raises
+        ------
+        StoreError
+            If the tier failed at it; it has been noted, here and in the methods below.
+        """
+        return self._call(lambda: self.store.get_entry(key))
+
+    def put_entry(self, key: str, data: bytes, *, replace: bool) -> bool:
+        """Store an entry; False if another one stands there and is not known to be bad."""
+        replace = replace or ("ac", key) in self._suspect
+        return self._call(lambda: self.store.put_entry(key, data, replace=replace))
+
+    def has_blob(self, digest: str) -> bool:
+        """Whether the tier has a blob, and nobody found it damaged."""
+        if ("cas", digest) in self._suspect:
+            return False
+        return self._call(lambda: self.store.has_blob(digest))
+
+    def pour(self, blob: Blob, sink: Sink) -> None:
+        """Write a blob into `sink`; StoreError `missing` if the tier does not have it."""
+        if not self._call(lambda: self.store.get_blob(blob.digest, sink), lambda: sink.count):
+            message = f"{self.label} cache has no blob {blob.digest[:12]}"
+            raise StoreError(message, kind="missing")
+
+    def send(self, blob: Blob, path: Path) -> int:
+        """Store the blob that `path` holds, unless the tier has it. Returns the bytes sent."""
+        if self.has_blob(blob.digest):
+            return 0
+        with path.open("rb") as file:
+            source = Counted(file)
+            # What was read is not yet what has arrived, so an upload may use the whole budget.
+            self._call(
+                lambda: self.store.put_blob(blob.digest, source),  # type: ignore[arg-type]
+                lambda: source.count,
+                self._budget,
+            )
+        self._suspect.discard(("cas", blob.digest))
+        return blob.size
+
+    def spurn(self, kind: Kind, name: str) -> None:
+        """Note that an entry or blob is no good, so that it is replaced; remove it if we may."""
+        self._suspect.add((kind, name))
+        if self.writable:
+            with contextlib.suppress(StoreError):
+                self._call(lambda: self.store.discard(kind, name))
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+        self._lanes.close()
+        if self.open:
+            self.store.close()
+
+    def _call(
+        self,
+        function: Callable[[], T],
+        progress: Callable[[], int] | None = None,
+        limit: float | None = None,
+    ) -> T:
+        if not self.open:
+            message = f"{self.label} cache is left out"
+            raise StoreError(message, kind="closed")
+        started = time.monotonic()
+        allowed = max(0.01, min(limit or self._timeout, self._budget - self._lost))
+        try:
+            result = self._lanes.call(function, allowed, progress)
+        except SinkError:
+            raise  # not this tier's doing
+        except GivenUp:
+            error = StoreError(
+                f"{self.label} cache did not answer for {allowed:.1f} s", kind="timeout"
+            )
+        except StoreError as raised:
+            error = raised
+        except Exception as raised:  # noqa: BLE001 - a store's bug must not cost a build
+            error = StoreError(f"{self.label} cache failed: {raised!r}")
+        else:
+            self._failures = 0
+            return result
+        self._fail(error, time.monotonic() - started)
+        raise error
+
+    def _fail(self, error: StoreError, seconds: float) -> None:
+        with self._lock:
+            if error.kind in _SICK:
+                self._failures += 1
+                self._lost += seconds
+            closed = not self.open
+        self._note(self.label, error)
+        if closed:
+            message = f"{self.label} cache failed too often and is left out from here on"
+            self._note(self.label, StoreError(message, kind="closed"))
+
+
+class Counted:
+    """A file that tells how far it was read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.count = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.count += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def fileno(self) -> int:
+        return self._file.fileno()

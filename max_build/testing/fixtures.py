@@ -1,0 +1,115 @@
+"""Behind the pytest plugin: a project's artifacts by unit and target, each brought up once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from max_build.config import load_settings
+from max_build.errors import LoadError, NotBuiltError
+from max_build.pipeline import Mode, build
+from max_build.record import Record
+from max_build.runtime.graph import Model
+from max_build.store import open_cache
+
+__all__ = ["Artifact", "Artifacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A compiled unit: its record, and role → file with verified bytes."""
+
+    unit: str
+    target: str
+    record: Record
+    files: dict[str, Path]
+
+
+class Artifacts:
+    """The artifacts of one project.
+
+    Parameters
+    ----------
+    project
+        The project's directory.
+    compile_misses
+        Compile what no tier holds; otherwise that is an error which names the build command.
+    """
+
+    def __init__(self, project: str | Path, *, compile_misses: bool) -> None:
+        self._project = Path(project)
+        self._settings = load_settings(self._project)
+        self._cache = open_cache(self._settings.cache)
+        self._compile = compile_misses
+        self._found: dict[tuple[str, str], Artifact] = {}
+
+    def artifact(self, unit: str, target: str = "cpu") -> Artifact:
+        """The artifact of a unit for one target.
+
+        Raises
+        ------
+        ConfigError
+            If the project declares no such unit, or its compiler no such target.
+        NotBuiltError
+            If no tier holds it and compiling was not asked for.
+        CompileError, ToolchainError
+            If it cannot be derived or compiled.
+        """
+        if (unit, target) not in self._found:
+            self._found[unit, target] = self._bring_up(unit, target)
+        return self._found[unit, target]
+
+    def model(
+        self,
+        unit: str,
+        target: str = "cpu",
+        weights: str | PathLike[str] | Sequence[str] | None = None,
+    ) -> Model:
+        """The graph of a unit, initialised with its weights.
+
+        Raises
+        ------
+        LoadError
+            If this machine cannot run it, or it is a kernel module.
+        WeightsError
+            If the weights are missing or do not fit.
+        """
+        from max_build.runtime.load import bring_up
+        from max_build.runtime.select import choose, this_machine
+
+        artifact = self.artifact(unit, target)
+        if "mef" not in artifact.files:
+            message = f"`{unit}` is a kernel module, not a graph"
+            raise LoadError(message)
+        declared = self._settings.unit(unit).declared
+        if weights is None:
+            files = tuple(declared["weights"])
+        elif isinstance(weights, str | PathLike):
+            files = (str(weights),)
+        else:
+            files = tuple(weights)
+        device = "cpu" if target == "cpu" else "gpu"
+        choice = choose(unit, {target: artifact.record}, this_machine(), device)
+        path = artifact.files["mef"]
+        return bring_up(unit, choice, path, files, declared["rename"], (self._project,))
+
+    def close(self) -> None:
+        """Close the cache."""
+        self._cache.close()
+
+    def _bring_up(self, unit: str, target: str) -> Artifact:
+        settings = self._settings.narrowed((unit,), (target,))
+        mode: Mode = "build" if self._compile else "require-hit"
+        result = build(settings, self._cache, mode=mode)
+        (outcome,) = result.outcomes
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.record is None:
+            message = f"`{unit}` × `{target}` is not in the cache: {outcome.reason}"
+            hint = f"run `max-build build {unit} --target {target}`, or pytest --max-build-compile"
+            raise NotBuiltError(message, hint=hint)
+        record = outcome.record
+        files = {blob.role: self._cache.path(blob) for blob in record.blobs}
+        return Artifact(unit, target, record, {str(role): path for role, path in files.items()})

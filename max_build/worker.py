@@ -1,0 +1,163 @@
+"""The subprocess side: the only place where a project's code or a compiler runs.
+
+A worker reads one request a line from its standard input and answers each with one line on a
+pipe of its own, so that whatever the project's code prints cannot be taken for an answer. It
+leaves by `os._exit`: a process in which MAX compiled may abort in its destructors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from max_build import compilers
+from max_build.compilers import Derivation, Job
+from max_build.config import Unit
+from max_build.errors import CompileError, MaxBuildError, ToolchainError
+from max_build.key import Components
+from max_build.record import Kernel, Role, Tensor
+from max_build.target import Target
+
+__all__ = ["Answer", "Compile", "Compiled", "Derive", "Derived", "Failed", "Request", "main"]
+
+
+class Derive(msgspec.Struct, frozen=True, tag=True):
+    """Asks for a unit's components for one target."""
+
+    unit: Unit
+    target: str
+    root: str
+    python_path: tuple[str, ...]
+    scratch: str
+
+    def job(self) -> Job:
+        """The job as an adapter takes it."""
+        return Job(
+            unit=self.unit,
+            target=Target(self.target),
+            root=Path(self.root),
+            python_path=self.python_path,
+            scratch=Path(self.scratch),
+        )
+
+
+class Compile(msgspec.Struct, frozen=True, tag=True):
+    """Asks to compile what was derived last."""
+
+
+class Derived(msgspec.Struct, frozen=True, tag=True):
+    """Answers `Derive`; `ir` is a file in the scratch directory, or empty."""
+
+    components: Components
+    ir: str
+    uncacheable: str
+
+
+class Compiled(msgspec.Struct, frozen=True, tag=True):
+    """Answers `Compile`: role → file, and what the record says of them."""
+
+    files: dict[Role, str]
+    kernels: dict[str, Kernel]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """Answers either: the compiler's or the project's fault, told in full."""
+
+    message: str
+    hint: str
+    toolchain: bool
+
+    def error(self) -> MaxBuildError:
+        """The error to raise on the other side."""
+        kind = ToolchainError if self.toolchain else CompileError
+        return kind(self.message, hint=self.hint)
+
+
+Request = Derive | Compile
+Answer = Derived | Compiled | Failed
+
+
+def main(answers: int) -> None:
+    """Serve requests until the standard input ends, then leave without destructors."""
+    _end_with_parent()
+    requests = os.fdopen(os.dup(0), "rb")
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    pipe = os.fdopen(answers, "wb")
+    decoder = msgspec.json.Decoder(Request)
+    server = _Server()
+    for line in requests:
+        answer = server.answer(decoder.decode(line))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pipe.write(msgspec.json.encode(answer) + b"\n")
+        pipe.flush()
+    os._exit(0)
+
+
+class _Server:
+    """Keeps what was derived last, which is what `Compile` means."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Job, Derivation] | None = None
+
+    def answer(self, request: Request) -> Answer:
+        try:
+            return self._derive(request) if isinstance(request, Derive) else self._compile()
+        except MaxBuildError as error:
+            toolchain = isinstance(error, ToolchainError)
+            return Failed(error.message, error.hint, toolchain)
+        except MemoryError:
+            return Failed("the worker ran out of memory", "set `MAX_BUILD_JOBS=1`", False)
+        except Exception as error:  # a bug of ours or of a third-party adapter: told, not hidden
+            import traceback
+
+            traceback.print_exc()
+            return Failed(f"unexpected {type(error).__name__}: {error}", "", False)
+
+    def _derive(self, request: Derive) -> Derived:
+        job = request.job()
+        derivation = compilers.get(job.unit.compiler).derive(job)
+        self._last = (job, derivation)
+        ir = ""
+        if derivation.ir is not None:
+            path = job.scratch / "graph.ir"
+            path.write_bytes(derivation.ir)
+            ir = str(path)
+        return Derived(derivation.components, ir, derivation.uncacheable)
+
+    def _compile(self) -> Compiled:
+        assert self._last is not None, "Compile before Derive"
+        job, derivation = self._last
+        product = compilers.get(job.unit.compiler).compile(job, derivation)
+        return Compiled(
+            files={role: str(path) for role, path in product.files.items()},
+            kernels=dict(product.kernels),
+            inputs=product.inputs,
+            outputs=product.outputs,
+            weights=product.weights,
+        )
+
+
+def _end_with_parent() -> None:
+    """Leave when the building process is gone, also in the middle of a long compile."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
