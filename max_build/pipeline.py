@@ -309,10 +309,12 @@ def _record(
     """
     blobs: list[Blob] = []
     files: dict[str, Path | bytes] = {}
-    named: dict[Role, str] = dict(compiled.files)
+    named: list[tuple[Role, str]] = [
+        (role, name) for role, names in compiled.files.items() for name in names
+    ]
     if derived.ir:
-        named["ir"] = derived.ir
-    for role, name in named.items():
+        named.append(("ir", derived.ir))
+    for role, name in named:
         try:
             data = Path(name).read_bytes()
         except OSError as error:
@@ -322,8 +324,9 @@ def _record(
             message = f"the compiler left an empty {role}"
             raise CompileError(message)
         blob = Blob(role=role, digest=digest(data), size=len(data))
-        blobs.append(blob)
-        files[blob.digest] = Path(name)
+        if blob not in blobs:
+            blobs.append(blob)
+            files[blob.digest] = Path(name)
     record = Record(
         key=key,
         unit=unit,

@@ -38,13 +38,38 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
-    """What a launch of one kernel needs to know: the name in the machine code, and its needs."""
+    """What a launch of one kernel needs to know.
+
+    Parameters
+    ----------
+    lowered
+        Its name in the machine code.
+    blob
+        Digest of the cubin it lies in; empty where the record has only one.
+    shared_bytes
+        Dynamic shared memory that every launch has to ask for.
+    num_warps
+        Warps of a block, where the code is compiled for that many; 0 leaves it to the launch.
+    cluster
+        Blocks of a cluster, as the launch has to ask for them.
+    cooperative
+        Whether the launch has to be cooperative.
+    signature
+        Types of the arguments, in order, where they are known: `*fp32:16` is a pointer that
+        has to be a multiple of 16.
+    scratch_bytes
+        Pointers that follow the arguments, each to a buffer of so many bytes per block; a null
+        pointer for 0.
+    """
 
     lowered: str
+    blob: str = ""
     shared_bytes: int = 0
     num_warps: int = 0
     cluster: tuple[int, int, int] = (1, 1, 1)
+    cooperative: bool = False
     signature: tuple[str, ...] = ()
+    scratch_bytes: tuple[int, ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,9 +59,9 @@ class Derived(msgspec.Struct, frozen=True, tag=True):
 
 
 class Compiled(msgspec.Struct, frozen=True, tag=True):
-    """Answers `Compile`: role → file, and what the record says of them."""
+    """Answers `Compile`: role → files, and what the record says of them."""
 
-    files: dict[Role, str]
+    files: dict[Role, tuple[str, ...]]
     kernels: dict[str, Kernel]
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -139,7 +139,10 @@ class _Server:
         job, derivation = self._last
         product = compilers.get(job.unit.compiler).compile(job, derivation)
         return Compiled(
-            files={role: str(path) for role, path in product.files.items()},
+            files={
+                role: (str(found),) if isinstance(found, Path) else tuple(map(str, found))
+                for role, found in product.files.items()
+            },
             kernels=dict(product.kernels),
             inputs=product.inputs,
             outputs=product.outputs,

@@ -60,7 +60,8 @@ def _described(outcome: Outcome, cache: Cache) -> dict[str, Any]:
             path = cache.path(blob)
             one["path"] = str(path)
             one["images"] = [
-                msgspec.to_builtins(image) for image in _images(path.read_bytes(), blob.role)
+                msgspec.to_builtins(image, str_keys=True)
+                for image in _images(path.read_bytes(), blob.role)
             ]
         blobs.append(one)
     return {

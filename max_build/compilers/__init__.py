@@ -27,6 +27,7 @@ GROUP = "max_build.compilers"
 _OWN = {
     "cuda": "max_build.compilers.cuda:CudaCompiler",
     "max": "max_build.compilers.max_graph:MaxCompiler",
+    "triton": "max_build.compilers.triton:TritonCompiler",
 }
 
 
@@ -76,14 +77,15 @@ class Product:
     Parameters
     ----------
     files
-        Role → file in the job's scratch directory.
+        Role → file in the job's scratch directory, or several where a kernel module has a cubin
+        for each of its kernels.
     kernels
         Source-level name → what a launch needs, of a kernel module.
     inputs, outputs, weights
         The signature of a graph.
     """
 
-    files: Mapping[Role, Path]
+    files: Mapping[Role, Path | tuple[Path, ...]]
     kernels: Mapping[str, Kernel] = field(default_factory=dict)
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()

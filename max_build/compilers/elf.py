@@ -1,8 +1,7 @@
 """What the machine code in an artifact says about itself: architecture, kernels, resources.
 
-Follows the ELF-64 specification (System V gABI, chapters 4 and 5), little-endian only. NVIDIA
-publishes no description of a cubin, so what is specific to it was read off cubins made by the
-tools of CUDA 12.4 to 13.5 and is checked against `cuobjdump` by the tests:
+NVIDIA publishes no description of a cubin, so what is specific to one was read off cubins made by
+the tools of CUDA 12.4 to 13.5 and is checked against `cuobjdump` by the tests:
 
 - `EI_ABIVERSION` 7 (tools up to 12.9, sm_90 and older): `e_flags` bits 0-7 hold the number of the
   architecture and bit 11 its `a` suffix.
@@ -24,10 +23,20 @@ import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
+from max_build.compilers.elf_headers import (
+    DYNAMIC_SYMBOLS,
+    HEADER_SIZE,
+    MAGIC,
+    NOTE,
+    SYMBOLS,
+    DamagedError,
+    Elf,
+    Section,
+)
 from max_build.errors import CompileError
 
 __all__ = [
@@ -51,26 +60,16 @@ CUDA: Final = 190
 AMDGPU: Final = 224
 """`e_machine` of the four kinds of code an artifact may hold."""
 
-_MAGIC: Final = b"\x7fELF\x02\x01\x01"  # 64-bit, little-endian, version 1
-_HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION: Final = struct.Struct("<IIQQQQIIQQ")
-_SEGMENT: Final = struct.Struct("<IIQQQQQQ")
-_SYMBOL: Final = struct.Struct("<IBBHQQ")
-_NOTE: Final = struct.Struct("<III")
-_ATTRIBUTE: Final = struct.Struct("<BBH")
-
-_SHT_SYMTAB, _SHT_NOTE, _SHT_NOBITS, _SHT_DYNSYM = 2, 7, 8, 11
-_SHF_EXECINSTR: Final = 4
 _ET_EXEC: Final = 2
 _STT_FUNC: Final = 2
 _STB_LOCAL: Final = 0
+_ATTRIBUTE: Final = struct.Struct("<BBH")
 _EIFMT_SVAL: Final = 4  # the only format whose value follows the four-byte head
 _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE, _EIATTR_REGCOUNT = 0x11, 0x12, 0x2F
 _EICOMPAT_ACCELERATOR: Final = 0x09
 _NT_AMDGPU_METADATA: Final = 32
 _UNKNOWN_STACK: Final = 0xFFFF_FFFF  # what ptxas writes for recursion
-_ARCH_OPTION: Final = re.compile(rb"-arch[= ](sm_\d+[af]?)\b")
-_LONGEST_NAME: Final = 1 << 16
+_ARCH_OPTION: Final = re.compile(rb"(?:-arch|--gpu-name)[= ](sm_\d+[af]?)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,160 +122,6 @@ class Image:
     kernels: tuple[Kernel, ...] = ()
 
 
-class _Section(NamedTuple):
-    name: int
-    kind: int
-    flags: int
-    offset: int
-    size: int
-    link: int
-    info: int
-
-
-class _Symbol(NamedTuple):
-    name: int
-    kind: int
-    binding: int
-    section: int
-    size: int
-
-
-class _Elf:
-    """The headers of the ELF at `base` in `data`, every offset checked against the end.
-
-    Only what is asked for is read, and in time linear in the size of the ELF.
-    """
-
-    def __init__(self, data: bytes, base: int = 0, end: int | None = None) -> None:
-        self.data = data
-        self.base = base
-        self.limit = (len(data) if end is None else end) - base
-        if not data:
-            raise _Damaged("is empty")
-        if data[base : base + 4] != b"\x7fELF":
-            message = (
-                f"is not an ELF file: starts with {bytes(data[base : base + 8])!r}"
-            )
-            raise _Damaged(message)
-        if data[base : base + 7] != _MAGIC:
-            raise _Damaged("is not a 64-bit little-endian ELF of version 1")
-        if self.limit < _HEADER.size:
-            raise _Damaged(
-                f"is truncated: {self.limit} bytes, and the header takes {_HEADER.size}"
-            )
-        (
-            ident, self.type, self.machine, version, _entry, phoff, shoff, self.flags,
-            ehsize, phentsize, phnum, shentsize, shnum, self._shstrndx,
-        ) = _HEADER.unpack_from(data, base)  # fmt: skip
-        self.abi = ident[8]
-        # Tools up to 12.9 write their own version (such as 129) in place of EV_CURRENT.
-        if not version or ehsize != _HEADER.size:
-            raise _Damaged(f"has a damaged header: version {version}, {ehsize} bytes")
-        if shnum and shentsize != _SECTION.size:
-            raise _Damaged(f"has a damaged header: sections of {shentsize} bytes")
-        if phnum and phentsize != _SEGMENT.size:
-            raise _Damaged(f"has a damaged header: segments of {phentsize} bytes")
-        self.extent = max(
-            self._inside("segment table", phoff if phnum else 0, phnum * _SEGMENT.size),
-            self._inside("section table", shoff if shnum else 0, shnum * _SECTION.size),
-            _HEADER.size,
-        )
-        self.sections = [
-            _Section(name, kind, flags, offset, size, link, info)
-            for name, kind, flags, _addr, offset, size, link, info, _align, _entsize in (
-                _SECTION.iter_unpack(
-                    data[base + shoff : base + shoff + shnum * _SECTION.size]
-                )
-            )
-        ]
-        for index, section in enumerate(self.sections):
-            if section.kind not in (0, _SHT_NOBITS):
-                stop = self._inside(f"section {index}", section.offset, section.size)
-                self.extent = max(self.extent, stop)
-        for index in range(phnum):
-            _, _, offset, _, _, filesz, _, _ = _SEGMENT.unpack_from(
-                data, base + phoff + index * _SEGMENT.size
-            )
-            self.extent = max(
-                self.extent, self._inside(f"segment {index}", offset, filesz)
-            )
-        # Names may share bytes, so a damaged table could spell one long name a thousand times.
-        self._name_budget = 8 * self.extent + _LONGEST_NAME
-
-    def _inside(self, what: str, offset: int, size: int) -> int:
-        if offset + size > self.limit:
-            message = (
-                f"is truncated or damaged: its {what} ends at byte {offset + size}, "
-                f"the data at byte {self.limit}"
-            )
-            raise _Damaged(message)
-        return offset + size
-
-    def content(self, section: _Section) -> bytes:
-        if section.kind == _SHT_NOBITS:
-            return b""
-        start = self.base + section.offset
-        return bytes(self.data[start : start + section.size])
-
-    def name(self, table: int, offset: int) -> str:
-        """The string at `offset` of the string table in section `table`."""
-        if table >= len(self.sections):
-            raise _Damaged(
-                f"is damaged: string table {table} of {len(self.sections)} sections"
-            )
-        strings = self.sections[table]
-        start = self.base + strings.offset + offset
-        stop = self.base + strings.offset + strings.size
-        end = self.data.find(b"\0", start, min(stop, start + _LONGEST_NAME))
-        if strings.kind == _SHT_NOBITS or not start <= end < stop:
-            raise _Damaged(
-                f"is damaged: no name at byte {offset} of string table {table}"
-            )
-        self._name_budget -= end - start
-        if self._name_budget < 0:
-            raise _Damaged("is damaged: more names than it has bytes for")
-        return str(self.data[start:end], "utf-8", "backslashreplace")
-
-    def section_names(self) -> list[str]:
-        if not self.sections:
-            return []
-        return [self.name(self._shstrndx, section.name) for section in self.sections]
-
-    def symbols(self, kind: int) -> Iterator[tuple[_Symbol, int]]:
-        """Yield each symbol of the first table of that kind, with its string table."""
-        table = next(
-            (section for section in self.sections if section.kind == kind), None
-        )
-        if table is None:
-            return
-        whole = table.size - table.size % _SYMBOL.size
-        for name, info, _other, index, _value, size in _SYMBOL.iter_unpack(
-            self.content(table)[:whole]
-        ):
-            yield _Symbol(name, info & 15, info >> 4, index, size), table.link
-
-    def notes(self, section: _Section) -> Iterator[tuple[bytes, int, bytes]]:
-        """Yield owner, type and description of each note."""
-        data = self.content(section)
-        at = 0
-        while at + _NOTE.size <= len(data):
-            namesz, descsz, kind = _NOTE.unpack_from(data, at)
-            owner = at + _NOTE.size
-            description = owner + (namesz + 3 & ~3)
-            at = description + (descsz + 3 & ~3)
-            if description + descsz > len(data):
-                raise _Damaged("is damaged: a note passes the end of its section")
-            yield (
-                data[owner : owner + namesz].rstrip(b"\0"),
-                kind,
-                data[description : description + descsz],
-            )
-
-
-class _Damaged(Exception):
-    """What is wrong with an ELF; its caller says which."""
-
-
 def read_cubin(data: bytes) -> Cubin:
     """Read one cubin.
 
@@ -286,13 +131,12 @@ def read_cubin(data: bytes) -> Cubin:
         The bytes are no CUDA ELF, or a truncated or damaged one.
     """
     try:
-        elf = _Elf(data)
+        elf = Elf(data)
         if elf.machine != CUDA:
-            raise _Damaged(
-                f"is code for another machine: e_machine {elf.machine}, not {CUDA}"
-            )
+            message = f"is code for another machine: e_machine {elf.machine}, not {CUDA}"
+            raise DamagedError(message)
         return _cubin(elf)
-    except _Damaged as damage:
+    except DamagedError as damage:
         message = f"the cubin {damage}"
         raise CompileError(message) from None
 
@@ -351,10 +195,10 @@ def read_mef(data: bytes) -> tuple[Image, ...]:
     """
     images: list[Image] = []
     host_end = 0
-    at = data.find(_MAGIC)
+    at = data.find(MAGIC)
     while at >= 0:
         try:
-            elf = _Elf(data, at)
+            elf = Elf(data, at)
             if elf.machine == CUDA:
                 cubin = _cubin(elf)
                 images.append(Image(at, elf.extent, CUDA, cubin.arch, cubin.kernels))
@@ -365,19 +209,19 @@ def read_mef(data: bytes) -> tuple[Image, ...]:
                 at += elf.extent
             elif elf.machine in (X86_64, AARCH64):
                 if at < host_end:
-                    raise _Damaged("is host code inside host code")
+                    message = "is host code inside host code"
+                    raise DamagedError(message)
                 host_end = at + elf.extent
                 arch = "x86-64" if elf.machine == X86_64 else "aarch64"
                 images.append(Image(at, elf.extent, elf.machine, arch))
-                at += _HEADER.size  # device code lies inside it
+                at += HEADER_SIZE  # device code lies inside it
             else:
-                raise _Damaged(
-                    f"is code for an unexpected machine: e_machine {elf.machine}"
-                )
-        except _Damaged as damage:
+                message = f"is code for an unexpected machine: e_machine {elf.machine}"
+                raise DamagedError(message)
+        except DamagedError as damage:
             message = f"the ELF at byte {at} of the MEF {damage}"
             raise CompileError(message) from None
-        at = data.find(_MAGIC, at)
+        at = data.find(MAGIC, at)
     return tuple(images)
 
 
@@ -417,9 +261,7 @@ def check_mef(data: bytes, target: str) -> tuple[Image, ...]:
     accepted = mef_architectures(target)
     foreign = [image for image in device if image.arch not in accepted]
     if foreign:
-        found = ", ".join(
-            f"`{arch}`" for arch in sorted({image.arch for image in foreign})
-        )
+        found = ", ".join(f"`{arch}`" for arch in sorted({image.arch for image in foreign}))
         message = (
             f"the MEF for `{target}` holds {len(foreign)} of {len(device)} device images for "
             f"{found}, the first at byte {foreign[0].offset}"
@@ -428,13 +270,13 @@ def check_mef(data: bytes, target: str) -> tuple[Image, ...]:
     return images
 
 
-def _cubin(elf: _Elf) -> Cubin:
+def _cubin(elf: Elf) -> Cubin:
     names = elf.section_names()
     sizes = dict(zip(names, (section.size for section in elf.sections), strict=True))
     by_name = dict(zip(names, elf.sections, strict=True))
     registers, frames, stacks = _function_attributes(elf, by_name.get(".nv.info"))
     kernels = []
-    for index, (symbol, strings) in enumerate(elf.symbols(_SHT_SYMTAB)):
+    for index, (symbol, strings) in enumerate(elf.symbols(SYMBOLS)):
         if symbol.kind != _STT_FUNC or symbol.binding == _STB_LOCAL:
             continue
         name = elf.name(strings, symbol.name)
@@ -470,7 +312,7 @@ def _banks(sizes: dict[str, int], suffix: str) -> dict[int, int]:
 
 
 def _function_attributes(
-    elf: _Elf, section: _Section | None
+    elf: Elf, section: Section | None
 ) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
     """Registers, frame and least stack in bytes, each by the function's symbol index."""
     registers: dict[int, int] = {}
@@ -500,7 +342,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, int, bytes]]:
         at += length
 
 
-def _cuda_arch(elf: _Elf, by_name: dict[str, _Section]) -> str:
+def _cuda_arch(elf: Elf, by_name: dict[str, Section]) -> str:
     if elf.abi == 7:
         number, accelerated = elf.flags & 0xFF, bool(elf.flags & 0x800)
     elif elf.abi == 8:
@@ -512,16 +354,17 @@ def _cuda_arch(elf: _Elf, by_name: dict[str, _Section]) -> str:
                 for attribute, value, _ in _attributes(elf.content(compat))
             )
     else:
-        raise _Damaged(f"has an unknown ABI version: {elf.abi}")
+        message = f"has an unknown ABI version: {elf.abi}"
+        raise DamagedError(message)
     arch = f"sm_{number}"
     if accelerated:
         return f"{arch}a"
     return f"{arch}f" if _noted_arch(elf, by_name) == f"{arch}f" else arch
 
 
-def _noted_arch(elf: _Elf, by_name: dict[str, _Section]) -> str:
+def _noted_arch(elf: Elf, by_name: dict[str, Section]) -> str:
     section = by_name.get(".note.nv.tkinfo")
-    if section is None or section.kind != _SHT_NOTE:
+    if section is None or section.kind != NOTE:
         return ""
     for _, _, description in elf.notes(section):
         noted = _ARCH_OPTION.search(description)
@@ -544,7 +387,7 @@ class _AmdMetadata(msgspec.Struct):
     kernels: list[_AmdKernel] = msgspec.field(name="amdhsa.kernels")
 
 
-def _code_object(elf: _Elf) -> tuple[str, tuple[Kernel, ...]]:
+def _code_object(elf: Elf) -> tuple[str, tuple[Kernel, ...]]:
     """Architecture and kernels of an AMDGPU code object, from its metadata note.
 
     Follows "Code Object V3 Metadata" in LLVM's User Guide for AMDGPU Backend. Private memory is
@@ -553,7 +396,7 @@ def _code_object(elf: _Elf) -> tuple[str, tuple[Kernel, ...]]:
     metadata = _amd_metadata(elf)
     code = {
         elf.name(strings, symbol.name): symbol.size
-        for symbol, strings in elf.symbols(_SHT_DYNSYM)
+        for symbol, strings in elf.symbols(DYNAMIC_SYMBOLS)
         if symbol.kind == _STT_FUNC
     }
     kernels = (
@@ -573,9 +416,9 @@ def _code_object(elf: _Elf) -> tuple[str, tuple[Kernel, ...]]:
     return arch, tuple(sorted(kernels, key=lambda kernel: kernel.name))
 
 
-def _amd_metadata(elf: _Elf) -> _AmdMetadata:
+def _amd_metadata(elf: Elf) -> _AmdMetadata:
     for section in elf.sections:
-        if section.kind != _SHT_NOTE:
+        if section.kind != NOTE:
             continue
         for owner, kind, description in elf.notes(section):
             if owner == b"AMDGPU" and kind == _NT_AMDGPU_METADATA:
@@ -583,5 +426,6 @@ def _amd_metadata(elf: _Elf) -> _AmdMetadata:
                     return msgspec.msgpack.decode(description, type=_AmdMetadata)
                 except (msgspec.MsgspecError, RecursionError) as error:
                     message = f"has damaged metadata: {error}"
-                    raise _Damaged(message) from None
-    raise _Damaged("has no AMDGPU metadata")
+                    raise DamagedError(message) from None
+    message = "has no AMDGPU metadata"
+    raise DamagedError(message)

@@ -263,7 +263,11 @@ def _call(job: Job) -> Any:
             f"`{type(graph).__module__}.{type(graph).__qualname__}`"
         )
         raise CompileError(message)
-    if not graph.output_types:
+    try:
+        ended = bool(graph.output_types)
+    except TypeError:  # what MAX raises for a graph that was never ended
+        ended = False
+    if not ended:
         message = f"`{entry}` returned a graph without an output"
         raise CompileError(message, hint="end it with `graph.output(…)`")
     return graph

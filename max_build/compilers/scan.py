@@ -114,7 +114,9 @@ def scan(data: bytes) -> Scan:
             if written is None or name is None:
                 refuse(directive.start(), f"has a computed `{_shown(directive[0])}`")
             else:
-                following = kind == b"include_next" or b"next" in name[0].partition(b"(")[0]
+                following = kind == b"include_next" or (
+                    name.re is _PROBED and b"next" in name[0].partition(b"(")[0]
+                )
                 found[Include(written, name[1] is not None, following)] = None
     for volatile in VOLATILE.finditer(text):
         if not _in_string(text, volatile.start()):

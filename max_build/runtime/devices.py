@@ -6,7 +6,7 @@ import ctypes
 import re
 from pathlib import Path
 
-__all__ = ["cuda_capabilities", "hip_architectures"]
+__all__ = ["cuda_capabilities", "cuda_driver", "hip_architectures"]
 
 # CUdevice_attribute of the CUDA Driver API (cuda.h).
 _MAJOR = 75
@@ -36,6 +36,18 @@ def cuda_capabilities() -> tuple[tuple[int, int], ...]:
         if not failed:
             found.append((major.value, minor.value))
     return tuple(found)
+
+
+def cuda_driver() -> tuple[int, int] | None:
+    """CUDA release (major, minor) of the NVIDIA driver; None where there is no driver."""
+    version = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    if driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return None
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def hip_architectures(

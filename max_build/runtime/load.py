@@ -81,7 +81,8 @@ def bring_up(
     LoadError, WeightsError
         As `load`.
     """
-    from max_build.weights import bind, open_weights
+    from max_build.weights import open_weights
+    from max_build.weights.binding import bind
 
     wanted = choice.record.weights
     if not wanted:

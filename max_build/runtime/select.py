@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from max_build.errors import LoadError
 from max_build.record import Record
-from max_build.runtime import rules
 from max_build.target import Target
 
 __all__ = ["Choice", "Machine", "choose", "this_machine"]
@@ -110,6 +109,8 @@ def _reason(target: Target, record: Record, machine: Machine, ordinal: int | Non
         return "" if found == target.name else f"the device is {found}"
     if not machine.cuda:
         return "it needs an NVIDIA GPU"
+    from max_build.runtime import rules
+
     verdict = rules.can_run(target.name, machine.cuda[ordinal])
     return "" if isinstance(verdict, rules.Accepted) else verdict.reason
 

@@ -22,13 +22,13 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcach
             raise TypeError(message)
         return key, True
 
-    def get(self, key: Any, raw: bool) -> Any:  # noqa: FBT001
+    def get(self, key: Any, raw: bool) -> Any:
         if not raw or not isinstance(key, str):
             message = "the index holds a key that is not text"
             raise ValueError(message)
         return key
 
-    def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, Any]:  # noqa: ARG002, FBT001
+    def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, Any]:  # noqa: ARG002
         if isinstance(value, bytes):
             return 0, _RAW, None, sqlite3.Binary(value)
         if type(value) not in {int, str}:
@@ -36,7 +36,7 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcach
             raise TypeError(message)
         return 0, _RAW, None, value
 
-    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:  # noqa: ARG002, FBT001
+    def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:  # noqa: ARG002
         if mode != _RAW or filename is not None:
             message = "the index holds a value that is not plain"
             raise ValueError(message)

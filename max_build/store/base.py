@@ -6,7 +6,7 @@ import errno
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import BinaryIO, Literal, Protocol
+from typing import BinaryIO, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -18,6 +18,7 @@ __all__ = [
     "Item",
     "Kind",
     "Leases",
+    "Output",
     "Sink",
     "SinkError",
     "Store",
@@ -48,6 +49,13 @@ class SinkError(Exception):
     """The receiving side failed or gave up. Never the fault of the store that was read."""
 
 
+class Output(Protocol):
+    """What bytes can be written to."""
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> object:
+        """Take all of `data`."""
+
+
 class Sink:
     """Where a blob is poured: counts, bounds and hashes what passes.
 
@@ -59,7 +67,7 @@ class Sink:
         The blob's size. One byte more is an altered blob, or a decompression bomb.
     """
 
-    def __init__(self, file: BinaryIO, limit: int) -> None:
+    def __init__(self, file: Output, limit: int) -> None:
         self.count = 0
         self.cancelled = False
         self._file = file
@@ -90,22 +98,34 @@ class Sink:
             raise SinkError(str(error)) from error
         return len(data)
 
+    def digest(self) -> str:
+        """SHA-256 (hex) of what was received."""
+        return self._hash.hexdigest()
+
     def holds(self, digest: str) -> bool:
         """Whether exactly the blob `digest` was received."""
-        return self.count == self._limit and self._hash.hexdigest() == digest
+        return self.count == self._limit and self.digest() == digest
 
 
+@runtime_checkable
 class Leases(Protocol):
-    """A place where one machine can tell the others that it is compiling a key."""
+    """A store where one machine can show the others that it is compiling a key.
 
-    def acquire(self, key: str, owner: str, expiry: float) -> bool:
-        """Take the lease if it is free, or was not renewed for `expiry` seconds."""
+    A lease is a small file with its owner's name. Nobody compares clocks: whoever waits watches
+    whether the mark changes.
+    """
 
-    def renew(self, key: str, owner: str) -> None:
-        """Show that the owner still lives."""
+    def take_lease(self, key: str, owner: bytes) -> bool:
+        """Take the lease if nobody has it."""
 
-    def release(self, key: str, owner: str) -> None:
-        """Give the lease back, if it is still the owner's."""
+    def lease_mark(self, key: str) -> str | None:
+        """Something that changes whenever the lease is taken or renewed; None if it is free."""
+
+    def renew_lease(self, key: str, owner: bytes) -> None:
+        """Change the mark, if the lease is still the owner's."""
+
+    def drop_lease(self, key: str, owner: bytes | None) -> None:
+        """Free the lease, if it is still the owner's; with None, whoever's it is."""
 
 
 class Store(ABC):
@@ -121,9 +141,6 @@ class Store(ABC):
 
     writable: bool
     """Whether this machine may change it."""
-
-    leases: Leases | None = None
-    """Where the tier can hold leases."""
 
     @abstractmethod
     def get_entry(self, key: str) -> bytes | None:
@@ -159,6 +176,9 @@ class Store(ABC):
     @abstractmethod
     def delete(self, kind: Kind, name: str) -> None:
         """Remove a name, if it is there."""
+
+    def refresh(self, digest: str) -> None:  # noqa: B027 - most stores have nothing to do
+        """Note that an entry is about to name a blob that is there, so that gc leaves it."""
 
     def discard(self, kind: Kind, name: str) -> None:
         """Get a damaged entry or blob out of the way, keeping it for a look where that is cheap."""

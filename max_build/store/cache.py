@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 import msgspec
 
 from max_build.errors import StoreError
 from max_build.record import Blob, Record, decode, encode
-from max_build.store.base import CHUNK, Sink
-from max_build.store.entry import Sealed, seal, seal_recipes, unseal, unseal_recipes
+from max_build.store.base import CHUNK, Sink, fault_of
+from max_build.store.entry import Sealed, holds_recipes, seal, seal_recipes, unseal, unseal_recipes
 from max_build.store.index import Memo
 from max_build.store.journal import Journal
 from max_build.store.local import Local
@@ -24,6 +25,7 @@ from max_build.store.trust import Signer, Verifier
 __all__ = ["Cache", "Hit", "Miss"]
 
 _PER_UNIT = 16
+_ROOM_EVERY = 3600.0
 
 
 class Hit(msgspec.Struct, frozen=True):
@@ -48,9 +50,9 @@ class Miss(msgspec.Struct, frozen=True):
 class _NoGoodError(Exception):
     """What a tier has under a key is of no use."""
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.miss = Miss(reason, detail)
+    def __init__(self, miss: Miss) -> None:
+        super().__init__(miss.detail)
+        self.miss = miss
 
 
 class Cache:
@@ -77,8 +79,8 @@ class Cache:
         self.stats = journal.stats
         self.warnings = journal.warnings
         self._note = journal.note
-        self._local = local
-        self._outer = tuple(outer)
+        self.local = local
+        self.outer = tuple(outer)
         self._verifier = verifier
         self._signer = signer
         self._published = 0
@@ -101,19 +103,21 @@ class Cache:
         return found
 
     def path(self, blob: Blob) -> Path:
-        """The local file of a blob that was looked up or published here, verified.
+        """The local file of a blob, verified; brought from an outer tier if it is not here.
 
         Raises
         ------
         StoreError
-            `corrupt` if the file was damaged (it has been moved aside), `missing` if it is gone.
-            A new lookup says whether another tier has it.
+            `corrupt` if the file was damaged (it has been moved aside), `missing` if it is gone;
+            and no other tier gave it.
         """
         try:
-            return self._local.file(blob)
+            return self.local.file(blob)
         except StoreError as error:
             self._note("local", error)
-            raise
+            if not any(self._fetch(tier, blob) for tier in self.outer):
+                raise
+        return self.local.file(blob)
 
     def _lookup(self, key: str, *, fetch: bool) -> Hit | Miss:
         miss = Miss("absent")
@@ -124,9 +128,9 @@ class Cache:
         else:
             if isinstance(record, Hit):
                 return record
-        for position, tier in enumerate(self._outer):
+        for position, tier in enumerate(self.outer):
             try:
-                record = self._from_outer(tier, key, self._outer[:position], fetch=fetch)
+                record = self._from_outer(tier, key, self.outer[:position], fetch=fetch)
             except _NoGoodError as error:
                 if miss.reason == "absent":
                     miss = error.miss
@@ -137,32 +141,32 @@ class Cache:
 
     def _from_local(self, key: str, *, fetch: bool) -> Hit | None:
         try:
-            data = self._local.get_entry(key)
+            data = self.local.get_entry(key)
             if data is None:
                 return None
             record = decode(unseal(data).payload, key)
         except (StoreError, ValueError) as error:
             self._damaged_locally(key, error)
-            raise _NoGoodError("damaged", str(error)) from error
+            raise _NoGoodError(Miss("damaged", str(error))) from error
         tier = "local"
         for blob in record.blobs:
             if not fetch:
-                if not self._local.holds(blob):
-                    raise _NoGoodError("dangling", f"blob {blob.digest[:12]} is gone")
+                if not self.local.holds(blob):
+                    raise _NoGoodError(Miss("dangling", f"blob {blob.digest[:12]} is gone"))
                 continue
             try:
-                self._local.file(blob)
+                self.local.file(blob)
             except StoreError as error:
                 if error.kind != "missing":
                     self._note("local", error)
                 # The same bytes may lie farther out; whoever has them, the digest decides.
-                source = next((t for t in self._outer if self._fetch(t, blob)), None)
+                source = next((t for t in self.outer if self._fetch(t, blob)), None)
                 if source is None:
                     reason = "dangling" if error.kind == "missing" else "damaged"
-                    raise _NoGoodError(reason, error.message) from error
+                    raise _NoGoodError(Miss(reason, error.message)) from error
                 tier = source.label
         if fetch:
-            self._local.touch(key)
+            self.local.touch(key)
         return Hit(record, tier)
 
     def _from_outer(
@@ -178,13 +182,14 @@ class Cache:
             for blob in record.blobs:
                 there = self._fetch(tier, blob) if fetch else tier.has_blob(blob.digest)
                 if not there:
-                    if tier.open:
-                        tier.spurn("ac", key) if fetch else None
-                    raise _NoGoodError("dangling", f"{tier.label}: no blob {blob.digest[:12]}")
+                    if fetch and tier.open:
+                        tier.spurn("ac", key)
+                    text = f"{tier.label} cache, key {key[:12]}: no blob {blob.digest[:12]}"
+                    raise _NoGoodError(Miss("dangling", text))
         except StoreError as error:
-            raise _NoGoodError("fault", error.message) from error
+            raise _NoGoodError(Miss("fault", error.message)) from error
         if fetch:
-            self._local.put_entry(key, data)
+            self.local.put_entry(key, data)
             self._remember(record)
             for other in nearer:
                 self._offer(other, record, data)
@@ -199,7 +204,7 @@ class Cache:
             fault = StoreError(f"{tier.label} cache, key {key[:12]}: {error}", kind="corrupt")
             self._note(tier.label, fault)
             tier.spurn("ac", key)
-            raise _NoGoodError("damaged", fault.message) from error
+            raise _NoGoodError(Miss("damaged", fault.message)) from error
         self._check_trust(tier, key, sealed)
         return record
 
@@ -210,7 +215,7 @@ class Cache:
         if reason:
             text = f"{tier.label} cache, key {key[:12]}: {reason}"
             if tier.trust == "require":
-                raise _NoGoodError(reason, text)
+                raise _NoGoodError(Miss(reason, text))
             self._note(tier.label, StoreError(text, kind=reason))
 
     def _fetch(self, tier: Tier, blob: Blob) -> bool:
@@ -218,10 +223,10 @@ class Cache:
         if not tier.open:
             return False
         with contextlib.suppress(StoreError):
-            self._local.file(blob)
+            self.local.file(blob)
             return True
         try:
-            self._local.keep(blob, lambda sink: tier.pour(blob, sink))
+            self.local.keep(blob, lambda sink: tier.pour(blob, sink))
         except StoreError as error:
             if error.kind == "corrupt":
                 self._note(tier.label, error)
@@ -253,10 +258,10 @@ class Cache:
             self._take(blob, files.get(blob.digest))
         payload = encode(record)
         data = seal(payload, self._signer.sign(record.key, payload) if self._signer else None)
-        self._local.put_entry(record.key, data)
+        self.local.put_entry(record.key, data)
         self._published += 1
         self._remember(record)
-        for tier in self._outer:
+        for tier in self.outer:
             self._offer(tier, record, data)
 
     def hold(self, record: Record, files: Mapping[str, Path | bytes]) -> None:
@@ -275,30 +280,86 @@ class Cache:
 
     def _take(self, blob: Blob, content: Path | bytes | None) -> None:
         try:
-            self._local.file(blob)
+            self.local.file(blob)
         except StoreError as error:
             if error.kind != "missing":
                 self._note("local", error)
         else:
-            self._local.refresh(blob.digest)
+            self.local.refresh(blob.digest)
             return
         if content is None:
             message = f"blob {blob.digest[:12]} ({blob.role}) is published without its content"
             raise StoreError(message, kind="missing")
-        self._local.keep(blob, lambda sink: _pour(content, sink))
+        self.local.keep(blob, lambda sink: _pour(content, sink))
 
-    def _offer(self, tier: Tier, record: Record, data: bytes) -> None:
-        """Give an outer tier what it lacks: blobs, then the entry."""
+    def _offer(self, tier: Tier, record: Record, data: bytes) -> bool:
+        """Give an outer tier what it lacks: blobs, then the entry. False if that failed."""
         if not tier.writable:
-            return
-        with contextlib.suppress(StoreError):  # noted by the tier
+            return False
+        try:
             for blob in record.blobs:
-                sent = tier.send(blob, self._local.file(blob))
+                sent = tier.send(blob, self.local.file(blob))
                 self.stats.moved(tier.label, sent=sent)
             if not tier.put_entry(record.key, data, replace=False) and not self._good(
                 tier, record.key
             ):
                 tier.put_entry(record.key, data, replace=True)
+        except StoreError:
+            return False  # noted by the tier
+        except OSError as error:  # of the local file
+            self._note("local", fault_of(error, f"local cache, key {record.key[:12]}"))
+            return False
+        return True
+
+    def adopt(self, key: str, data: bytes) -> str:
+        """Take an entry that was carried here, whose blobs the local tier has by now.
+
+        Returns
+        -------
+        str
+            Why it was refused, or nothing.
+        """
+        try:
+            sealed = unseal(data)
+            reason = self._verifier.objection(key, sealed)
+            if self.settings.remote_trust == "require" and reason:
+                return f"key {key[:12]}: {reason}"
+            if holds_recipes(sealed.payload):
+                unseal_recipes(key, sealed.payload)
+                self.local.put_entry(key, data)
+                return ""
+            record = decode(sealed.payload, key)
+            for blob in record.blobs:
+                self.local.file(blob)
+        except (StoreError, ValueError) as error:
+            return f"key {key[:12]}: {error}"
+        self.local.put_entry(key, data)
+        self._remember(record)
+        return ""
+
+    def offer(self, key: str) -> str:
+        """Give a record of the local tier to every outer one that may be written.
+
+        Returns
+        -------
+        str
+            Why that was not possible, or nothing.
+        """
+        try:
+            data = self.local.get_entry(key)
+            if data is None:
+                return "it is not in the local cache"
+            sealed = unseal(data)
+            record = decode(sealed.payload, key)
+            if self._signer is not None:
+                signatures = {**sealed.signatures, **self._signer.sign(key, sealed.payload)}
+                data = seal(sealed.payload, signatures)
+            for blob in record.blobs:
+                self.local.file(blob)
+        except (StoreError, ValueError) as error:
+            return str(error)
+        given = [self._offer(tier, record, data) for tier in self.outer if tier.writable]
+        return "" if all(given) else "a tier did not take it"
 
     def _good(self, tier: Tier, key: str) -> bool:
         """Whether the entry that an outer tier has would be a hit."""
@@ -326,15 +387,22 @@ class Cache:
         """
         from max_build.store.flight import node_lock
 
-        if self._local.store is None or not self._local.store.writable:
-            yield False
-            return
-        try:
-            path = self._local.store.folder("lock") / key
-        except OSError:
-            yield False
-            return
-        with node_lock(path, self.settings.wait) as waited:
+        store = self.local.store
+        started = time.monotonic()
+        limit = self.settings.wait
+        with contextlib.ExitStack() as stack:
+            waited = False
+            if store is not None and store.writable:
+                with contextlib.suppress(OSError):
+                    path = store.folder("lock") / key
+                    waited = stack.enter_context(node_lock(path, limit))
+            # Whoever waited here finds the result here; only the first one asks elsewhere.
+            tier = next((t for t in self.outer if t.leases), None)
+            if tier is not None and not waited:
+                left = max(0.0, limit - (time.monotonic() - started))
+                waited = stack.enter_context(
+                    tier.lease(key, expiry=self.settings.lease, limit=left)
+                )
             yield waited
 
     # --- recipes and history
@@ -347,7 +415,7 @@ class Cache:
         """
         found = list(self._local_recipes(lookup))
         if everywhere or not found:
-            for tier in self._outer:
+            for tier in self.outer:
                 with contextlib.suppress(StoreError, _NoGoodError):
                     found.extend(r for r in self._outer_recipes(tier, lookup) if r not in found)
         return tuple(found)
@@ -362,8 +430,8 @@ class Cache:
 
         old = self._local_recipes(lookup)
         if old[:1] != (data,):
-            self._local.put_entry(lookup, merged(old))
-        for tier in self._outer:
+            self.local.put_entry(lookup, merged(old))
+        for tier in self.outer:
             if tier.writable:
                 with contextlib.suppress(StoreError):
                     try:
@@ -378,18 +446,22 @@ class Cache:
         found = []
         for key in _keys(self.memo.get("unit", unit))[:limit]:
             with contextlib.suppress(StoreError, ValueError):
-                data = self._local.get_entry(key)
+                data = self.local.get_entry(key)
                 if data is not None:
                     found.append(decode(unseal(data).payload, key))
         return found
 
     def _local_recipes(self, lookup: str) -> tuple[bytes, ...]:
         try:
-            data = self._local.get_entry(lookup)
-            return () if data is None else unseal_recipes(lookup, unseal(data).payload)
+            data = self.local.get_entry(lookup)
+            if data is None:
+                return ()
+            recipes = unseal_recipes(lookup, unseal(data).payload)
         except (StoreError, ValueError) as error:
             self._damaged_locally(lookup, error)
             return ()
+        self.local.touch(lookup)
+        return recipes
 
     def _outer_recipes(self, tier: Tier, lookup: str) -> tuple[bytes, ...]:
         if not tier.open:
@@ -417,14 +489,29 @@ class Cache:
 
     def close(self) -> None:
         """Keep the counters, let go of connections, remove scratch files."""
-        if self._local.store is not None and self._local.store.writable:
+        if self.local.store is not None and self.local.store.writable:
             save(self.memo, self.stats)
-        for tier in self._outer:
+        self._make_room()
+        for tier in self.outer:
             tier.close()
-        self._local.close()
+        self.local.close()
         self.memo.close()
 
-    def __enter__(self) -> Cache:
+    def _make_room(self) -> None:
+        """Hold the local directory to its size, about once an hour, after something was added."""
+        store = self.local.store
+        if store is None or not store.writable or not self._published:
+            return
+        stamp = store.root / "collected"
+        with contextlib.suppress(OSError, StoreError):
+            if stamp.exists() and time.time() - stamp.stat().st_mtime < _ROOM_EVERY:
+                return
+            from max_build.store.gc import gc
+
+            stamp.touch()
+            gc(store, max_size=self.settings.max_size)
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -433,7 +520,7 @@ class Cache:
     def _damaged_locally(self, key: str, error: Exception) -> None:
         kind = error.kind if isinstance(error, StoreError) else "corrupt"
         self._note("local", StoreError(f"local cache, key {key[:12]}: {error}", kind=kind))
-        self._local.discard_entry(key)
+        self.local.discard_entry(key)
 
 
 def _pour(content: Path | bytes, sink: Sink) -> None:

@@ -6,28 +6,40 @@ versions before, so the one that is there is used and nothing changes when the b
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 from max_build.errors import StoreError
-from max_build.store.base import CHUNK, Sink
+from max_build.store.base import CHUNK, Output, Sink
 
-__all__ = ["LEVEL", "Inflater", "deflate"]
+__all__ = ["LEVEL", "Inflater", "deflate", "deflated", "open_packed"]
 
 LEVEL = 3
 """MAX artifacts shrink tenfold at level 3; higher ones cost more time than they save bytes."""
 
 
-class _Output(Protocol):
-    def write(self, data: bytes, /) -> object: ...
-
-
-def deflate(source: BinaryIO, target: _Output) -> None:
+def deflate(source: BinaryIO, target: Output) -> None:
     """Write `source` to `target` as one zstd frame, a chunk at a time."""
     zstd = _zstd()
     packer = zstd.ZstdCompressor(level=LEVEL)
     while chunk := source.read(CHUNK):
         target.write(packer.compress(chunk))
     target.write(packer.flush())
+
+
+def deflated(source: BinaryIO, part: int) -> Iterator[bytes]:
+    """The zstd frame of `source` in pieces of at least `part` bytes, but for the last."""
+    zstd = _zstd()
+    packer = zstd.ZstdCompressor(level=LEVEL)
+    held = bytearray()
+    while chunk := source.read(CHUNK):
+        held += packer.compress(chunk)
+        if len(held) >= part:
+            yield bytes(held)
+            held.clear()
+    held += packer.flush()
+    yield bytes(held)
 
 
 class Inflater:
@@ -77,7 +89,13 @@ class Inflater:
             raise StoreError(message, kind="corrupt")
 
 
-def _zstd():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module, under either name
+def open_packed(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
+    """Open a zstd-compressed file."""
+    file: BinaryIO = _zstd().open(path, mode)
+    return file
+
+
+def _zstd() -> Any:  # a module, under either name
     try:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]
     except ImportError:

@@ -50,11 +50,10 @@ class DirectoryStore(Store):
         The tier's name.
     writable
         Whether to change anything in it.
-    group
-        Set modes for a team (directories 2775, files 0664) whatever the umask is; otherwise
-        directories take the mode of `root` and files are 0444.
-    packed
-        Whether blobs rest as zstd frames, rather than raw.
+    shared
+        A team's directory: modes 2775 and 0664 whatever the umask is, blobs as zstd frames, and
+        distrust of what a network file system says is absent. Otherwise directories take the
+        mode of `root`, files are 0444, and blobs raw, so that they can be mapped.
     """
 
     def __init__(
@@ -63,15 +62,14 @@ class DirectoryStore(Store):
         label: str = "local",
         *,
         writable: bool = True,
-        group: bool = False,
-        packed: bool = False,
+        shared: bool = False,
     ) -> None:
         self.root = root
         self.label = label
         self.writable = writable
-        self._packed = packed
-        self._file_mode = 0o664 if group else 0o444
-        self._folder_mode = 0o2775 if group else stat.S_IMODE(os.stat(root).st_mode) & 0o755
+        self._shared = shared
+        self._file_mode = 0o664 if shared else 0o444
+        self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
 
     def tag(self) -> None:
         """Mark the directory as a cache, for backup programs; do nothing where that fails."""
@@ -94,7 +92,10 @@ class DirectoryStore(Store):
     def get_entry(self, key: str) -> bytes | None:
         path = self.path("ac", key)
         with self._reading(path):
-            return _again(lambda: _read_small(path))
+            data = _again(lambda: _read_small(path))
+            if data is None and self._listed(path):
+                data = _read_small(path)
+            return data
 
     def put_entry(self, key: str, data: bytes, *, replace: bool = False) -> bool:
         path = self.path("ac", key)
@@ -119,6 +120,8 @@ class DirectoryStore(Store):
         path = self.path("cas", digest)
         with self._reading(path):
             fd = _again(lambda: open_regular(path))
+            if fd is None and self._listed(path):
+                fd = open_regular(path)
             if fd is None:
                 return False
             with os.fdopen(fd, "rb", buffering=0) as file:
@@ -128,7 +131,7 @@ class DirectoryStore(Store):
     def put_blob(self, digest: str, source: BinaryIO) -> None:
         path = self.path("cas", digest)
         with self._writing(path), self._staged(path, replace=True) as file:
-            if self._packed:
+            if self._shared:
                 from max_build.store.compress import deflate
 
                 deflate(source, file)
@@ -143,7 +146,7 @@ class DirectoryStore(Store):
                 return stat.S_ISREG(os.lstat(path).st_mode)
             except OSError as error:
                 if error.errno in _ABSENT:
-                    return False
+                    return self._listed(path)
                 raise
 
     def refresh(self, digest: str) -> None:
@@ -174,6 +177,39 @@ class DirectoryStore(Store):
             if not sink.holds(digest):
                 message = f"blob {digest[:12]} arrived as {sink.count} bytes that are not it"
                 raise StoreError(message, kind="corrupt")
+
+    # --- leases
+
+    def take_lease(self, key: str, owner: bytes) -> bool:
+        path = self.root / "lease" / key
+        with self._writing(path):
+            if os.path.lexists(path):
+                return False
+            with self._staged(path, replace=False) as file:
+                file.write(owner)
+            return self._lease_owner(path) == owner
+
+    def lease_mark(self, key: str) -> str | None:
+        path = self.root / "lease" / key
+        with self._reading(path):
+            fd = open_regular(path)  # opened, since a network file system asks anew only then
+            if fd is None:
+                return None
+            info = os.fstat(fd)
+            os.close(fd)
+            return f"{info.st_ino} {info.st_mtime_ns}"
+
+    def renew_lease(self, key: str, owner: bytes) -> None:
+        path = self.root / "lease" / key
+        with self._writing(path):
+            if self._lease_owner(path) == owner:
+                os.utime(path, follow_symlinks=False)
+
+    def drop_lease(self, key: str, owner: bytes | None) -> None:
+        path = self.root / "lease" / key
+        with self._writing(path):
+            if owner is None or self._lease_owner(path) == owner:
+                path.unlink(missing_ok=True)
 
     # --- upkeep
 
@@ -214,6 +250,17 @@ class DirectoryStore(Store):
 
     # --- below
 
+    def _lease_owner(self, path: Path) -> bytes | None:
+        return _again(lambda: _read_small(path))
+
+    def _listed(self, path: Path) -> bool:
+        """Whether a name that was not found is there after all.
+
+        An NFS client may remember for a minute that a name is absent; listing its folder makes
+        it ask the server.
+        """
+        return self._shared and any(found.name == path.name for found in _scan(path.parent))
+
     def _now(self) -> float:
         path = self.folder("tmp") / os.urandom(8).hex()
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -224,7 +271,7 @@ class DirectoryStore(Store):
             path.unlink(missing_ok=True)
 
     def _pour(self, file: BinaryIO, sink: Sink) -> None:
-        if not self._packed:
+        if not self._shared:
             while chunk := file.read(CHUNK):
                 sink.write(chunk)
             return
@@ -265,7 +312,7 @@ class DirectoryStore(Store):
                     self._set_aside(final)
                 temp.replace(final)
             except FileNotFoundError:  # another writer put its own new shard in place of ours
-                if attempt == 2:  # noqa: PLR2004
+                if attempt == 2:
                     raise
             else:
                 return

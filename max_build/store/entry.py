@@ -18,6 +18,7 @@ from max_build.key import canonical, digest
 __all__ = [
     "ENTRY_SCHEMA",
     "Sealed",
+    "holds_recipes",
     "seal",
     "seal_recipes",
     "signed_text",
@@ -66,7 +67,7 @@ def unseal(data: bytes) -> Sealed:
         If it is cut, altered, or of another schema.
     """
     parts = data.split(b"\n")
-    if len(parts) != 3 or parts[2]:  # noqa: PLR2004 - two lines, each ended
+    if len(parts) != 3 or parts[2]:
         message = "entry is not two lines"
         raise ValueError(message)
     try:
@@ -81,6 +82,11 @@ def unseal(data: bytes) -> Sealed:
         message = "entry does not match its own digest"
         raise ValueError(message)
     return Sealed(parts[0], trailer.signatures)
+
+
+def holds_recipes(payload: bytes) -> bool:
+    """Whether a payload is of recipes, rather than a record."""
+    return payload.startswith(b'{"lookup":')
 
 
 def seal_recipes(lookup: str, recipes: tuple[bytes, ...]) -> bytes:

@@ -77,7 +77,7 @@ class Memo:
         OSError
             If the file cannot be read.
         """
-        name = os.path.abspath(path)  # noqa: PTH100 - links stay links: they may be moved
+        name = os.path.abspath(path)
         info = os.stat(path)
         stamp = repr(stamp_of(info)).encode()
         known = self.get("file", name)

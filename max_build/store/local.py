@@ -211,7 +211,7 @@ class Local:
     def _writers(self) -> Iterator[DirectoryStore]:
         if self.store is not None and self.store.writable:
             yield self.store
-        for parent in (tempfile.gettempdir(), "/dev/shm"):  # noqa: S108 - a private folder in it
+        for parent in (tempfile.gettempdir(), "/dev/shm"):
             with self._lock:
                 if parent not in self._scratch:
                     try:

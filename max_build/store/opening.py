@@ -7,18 +7,23 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from max_build.errors import ConfigError
+from max_build.store.base import Store
 from max_build.store.cache import Cache
 from max_build.store.directory import DirectoryStore
 from max_build.store.index import Memo
 from max_build.store.journal import Journal
+from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.local import Local
-from max_build.store.settings import CacheSettings
+from max_build.store.settings import CacheSettings, Trust
 from max_build.store.tiers import Tier
 from max_build.store.trust import Signer, Verifier, read_signer
 
 __all__ = ["default_root", "open_cache"]
+
+_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"}
 
 
 def open_cache(settings: CacheSettings) -> Cache:
@@ -47,7 +52,110 @@ def open_cache(settings: CacheSettings) -> Cache:
 
 
 def _outer(settings: CacheSettings, journal: Journal) -> Sequence[Tier]:
-    return ()
+    found: list[tuple[Store, Trust]] = []
+    if settings.shared:
+        writable = settings.shared_mode == "read-write"
+        store = _team_directory(
+            settings.shared, "shared", settings, settings.shared_trust, journal, writable=writable
+        )
+        if store is not None:
+            found.append((store, settings.shared_trust))
+    if settings.remote:
+        remote = _remote(settings, journal)
+        if remote is not None:
+            found.append((remote, settings.remote_trust))
+    return [
+        Tier(
+            store,
+            trust,
+            request_timeout=settings.request_timeout,
+            budget=settings.budget,
+            note=journal.note,
+        )
+        for store, trust in found
+    ]
+
+
+def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
+    """The store behind `settings.remote`; its library is imported here and nowhere nearer."""
+    url = settings.remote
+    writable = settings.remote_mode == "read-write"
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme == "file":
+        path = unquote(urlsplit(url).path)
+        return _team_directory(
+            path, "remote", settings, settings.remote_trust, journal, writable=writable
+        )
+    if scheme not in _SCHEMES:
+        message = f"Remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
+        raise ConfigError(message, hint="e.g. `s3://team/max-build` or `https://cache.team`")
+    try:
+        if scheme in {"http", "https"}:
+            from max_build.store.http import HttpStore
+
+            return HttpStore(url, settings, writable=writable)
+        from max_build.store.objects import ObjectStore
+
+        return ObjectStore(url, settings, writable=writable)
+    except ImportError as error:
+        extra = "http" if scheme in {"http", "https"} else "s3"
+        journal.warn(
+            f"remote cache is left out: `{error.name}` is not installed "
+            f"(`pip install 'max-build[{extra}]'`)"
+        )
+        return None
+
+
+def _team_directory(
+    name: str,
+    label: str,
+    settings: CacheSettings,
+    trust: Trust,
+    journal: Journal,
+    *,
+    writable: bool,
+) -> DirectoryStore | None:
+    root = Path(name).expanduser().absolute()
+
+    def look() -> tuple[str, DirectoryStore | None]:
+        problem = _foreign(root, trust)
+        if problem:
+            return problem, None
+        allowed = writable and os.access(root, os.W_OK | os.X_OK)
+        store = DirectoryStore(root, label, writable=allowed, shared=True)
+        store.tag()
+        return "", store
+
+    try:
+        problem, store = Lanes().call(look, settings.request_timeout)
+    except GivenUp:
+        problem, store = "its file system does not answer", None
+    except OSError as error:
+        problem, store = error.strerror or str(error), None
+    if problem:
+        journal.warn(f"{label} cache directory `{root}` is left out: {problem}")
+    return store
+
+
+def _foreign(root: Path, trust: Trust) -> str:
+    """Why a team's directory cannot be trusted, or an empty string.
+
+    Whoever may write to it may make us run what they like, unless signatures are required.
+    """
+    try:
+        info = root.stat()
+    except FileNotFoundError:
+        return "it does not exist (`install -d -m 2775 -g TEAM` makes it)"
+    if not stat.S_ISDIR(info.st_mode):
+        return "it is not a directory"
+    if trust == "require":
+        return ""
+    if info.st_mode & stat.S_IWOTH:
+        return "everybody may write to it, and its trust is not `require`"
+    groups = {os.getegid(), *os.getgroups()}
+    if info.st_uid not in {0, os.geteuid()} and info.st_gid not in groups:
+        return f"it belongs to user {info.st_uid} and no group of ours; its trust is not `require`"
+    return ""
 
 
 def default_root(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from max_build.errors import StoreError
 from max_build.record import Blob
-from max_build.store.base import Kind, Sink, SinkError, Store
+from max_build.store.base import Kind, Leases, Sink, SinkError, Store
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.settings import Trust
 
@@ -72,6 +72,11 @@ class Tier:
         """Whether it may be written, and is worth trying."""
         return self.store.writable and self.open
 
+    @property
+    def leases(self) -> bool:
+        """Whether machines can wait for each other here."""
+        return self.writable and isinstance(self.store, Leases)
+
     def entry(self, key: str) -> bytes | None:
         """The entry under `key`.
 
@@ -102,6 +107,7 @@ class Tier:
     def send(self, blob: Blob, path: Path) -> int:
         """Store the blob that `path` holds, unless the tier has it. Returns the bytes sent."""
         if self.has_blob(blob.digest):
+            self._call(lambda: self.store.refresh(blob.digest))
             return 0
         with path.open("rb") as file:
             source = Counted(file)
@@ -113,6 +119,15 @@ class Tier:
             )
         self._suspect.discard(("cas", blob.digest))
         return blob.size
+
+    @contextlib.contextmanager
+    def lease(self, key: str, *, expiry: float, limit: float) -> Iterator[bool]:
+        """Hold the tier's lease of `key`, where `leases`; see `shared_lease`."""
+        assert isinstance(self.store, Leases)
+        from max_build.store.lease import shared_lease
+
+        with shared_lease(self.store, key, expiry=expiry, limit=limit, guard=self._call) as waited:
+            yield waited
 
     def spurn(self, kind: Kind, name: str) -> None:
         """Note that an entry or blob is no good, so that it is replaced; remove it if we may."""

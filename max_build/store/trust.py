@@ -7,7 +7,7 @@ import binascii
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from max_build.errors import ConfigError
 from max_build.store.entry import Sealed, signed_text
@@ -40,7 +40,7 @@ class Verifier:
         for position, text in enumerate(public_keys, 1):
             name, colon, encoded = text.partition(":")
             raw = _unbase64(encoded)
-            if not name or not colon or len(raw) != 32:  # noqa: PLR2004 - Ed25519, RFC 8032
+            if not name or not colon or len(raw) != 32:
                 wrong.append(
                     f"Public key {position} must be `name:base64` of 32 bytes, got {text!r}"
                 )
@@ -130,13 +130,13 @@ def read_signer(path: Path) -> Signer:
         message = f"Signing key `{path}` cannot be read: {getattr(error, 'strerror', error)}"
         raise ConfigError(message) from error
     raw = _unbase64(encoded)
-    if not name or len(raw) != 32:  # noqa: PLR2004 - Ed25519, RFC 8032
+    if not name or len(raw) != 32:
         message = f"Signing key `{path}` is not `name:base64` of a private key"
         raise ConfigError(message, hint="`max-build key new` makes one")
     return Signer(name, _ed25519().Ed25519PrivateKey.from_private_bytes(raw))
 
 
-def _ed25519():  # type: ignore[no-untyped-def]  # noqa: ANN202 - a module
+def _ed25519() -> Any:  # a module
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:

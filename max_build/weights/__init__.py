@@ -63,8 +63,8 @@ def open_weights(
 
 def _shard(path: str, mode: Mode) -> Shard:
     file = File(path, mode)
-    start = file.read(0, min(file.size, 4))
-    if start == gguf.MAGIC:
+    start = file.read(0, min(file.size, 9))
+    if start.startswith(gguf.MAGIC):
         return Shard(file, gguf.read(file))
     if kind := pickle_kind(start):
         message = f"`{path}` is {kind}: opening it could run code"

@@ -132,7 +132,8 @@ def dequantize(tensor: Tensor) -> Array:
         except (KeyError, NotImplementedError) as error:
             message = f"`{tensor.path}`: tensor {tensor.name!r}: cannot decode {kind.name}: {error}"
             raise WeightsError(message) from error
-        return values.reshape(tensor.shape)
+        decoded: Array = values.reshape(tensor.shape)
+        return decoded
     message = f"`{tensor.path}`: tensor {tensor.name!r}: no decoder for {kind.name}"
     if tensor.order != "<":
         message += " in big-endian files"

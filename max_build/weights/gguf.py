@@ -231,10 +231,29 @@ class _Cursor:
             self.at = at
         self.fits(0, where)
 
+    def _texts(self, count: int, where: str) -> list[str | bytes]:
+        u64 = _U64[self.order]
+        found: list[str | bytes] = []
+        while len(found) < count:
+            found.append(self.text(where))  # by the careful way across a window's end
+            window, at = self.window, self.at
+            try:
+                while len(found) < count:
+                    begin = at + 8
+                    end = begin + u64(window, at)[0]
+                    if end > len(window):
+                        break
+                    found.append(window[begin:end].decode())
+                    at = end
+            except (*_BEYOND, UnicodeDecodeError):
+                pass
+            self.at = at
+        return found
+
     def items(self, kind: int, count: int, where: str) -> list[Any]:
         """Read the items of an array."""
         if kind == _STRING:
-            return [self.text(where) for _ in range(count)]
+            return self._texts(count, where)
         if kind == _ARRAY:
             return [self.items(*self.array_type(where), where) for _ in range(count)]
         return self.scalars(kind, count, where)
@@ -290,7 +309,7 @@ def _read(file: File) -> Header:
     alignment = _alignment(file, values)
     places = _places(cursor, tensors, alignment)
     data_start = -(-cursor.position // alignment) * alignment
-    problems = _check_end(file, places, data_start, alignment)
+    problems = _check_end(file, places, data_start)
     metadata = Metadata(values, file, order)
     return Header("gguf", _Entries(places, data_start), metadata, data_start, order, problems)
 
@@ -394,7 +413,8 @@ def _places(cursor: _Cursor, count: int, alignment: int) -> _Places:
         except ValueError as error:
             cursor.at = at
             name = window[begin:end].decode(errors="backslashreplace")
-            raise cursor.wrong(f"tensor {name!r:.200}", str(error)) from None
+            where = f"tensor {name!r:.200}"
+            raise cursor.wrong(where, str(error)) from None
     cursor.at = at
     return found
 
@@ -412,7 +432,7 @@ def _want_info(cursor: _Cursor, where: str) -> None:
     cursor.want(8 + length + 4 + 8 * dims + 12, where)
 
 
-def _check_end(file: File, places: _Places, data_start: int, alignment: int) -> tuple[str, ...]:
+def _check_end(file: File, places: _Places, data_start: int) -> tuple[str, ...]:
     """Raise unless all tensors lie inside the file; return what is odd about its end."""
     last = next((place for place in reversed(places.values()) if place[0].nbytes), None)
     if last is None:

@@ -228,6 +228,29 @@ class File:
             finally:
                 view.release()
 
+    def resident(self) -> float:
+        """Return the part of the file that is in the page cache, from 0 to 1."""
+        import ctypes
+
+        # A map of its own: the tensors' may be an arena, and asking must not keep one.
+        try:
+            memory = mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, 3)
+        except OSError:
+            return 0.0
+        pages = -(-self.size // _PAGE)
+        flags = (ctypes.c_ubyte * pages)()
+        anchor = ctypes.c_char.from_buffer(memory)
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+        failed = libc.mincore(ctypes.addressof(anchor), self.size, flags)
+        del anchor
+        memory.close()
+        if failed:
+            return 0.0
+        # The low bit of each byte says; the others are reserved.
+        sample = bytes(flags)[:: max(1, pages // 4096)]
+        return sum(flag & 1 for flag in sample) / len(sample)
+
     def prefetch(self, offset: int, nbytes: int, done: Callable[[int], object]) -> None:
         """Make a range resident, so that no later access faults page by page.
 

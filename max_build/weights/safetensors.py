@@ -187,7 +187,7 @@ def _quick(header: bytearray, data_size: int) -> _Found | None:
     return (infos, metadata) if position == data_size else None
 
 
-class _Repeated(ValueError):
+class _RepeatedError(ValueError):
     pass
 
 
@@ -197,7 +197,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         name = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         message = f"{name!r} occurs twice"
-        raise _Repeated(message)
+        raise _RepeatedError(message)
     return found
 
 
@@ -213,7 +213,7 @@ def _careful(header: bytearray, path: str, data_size: int) -> _Found:
         found = json.loads(
             header.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
         )
-    except _Repeated as error:
+    except _RepeatedError as error:
         message = f"{where}: {error}"
         raise WeightsError(message, hint="which of the two is meant cannot be known") from None
     except (ValueError, RecursionError) as error:
@@ -261,7 +261,7 @@ def _info(entry: object) -> _Info:
         if not isinstance(value, list) or not all(
             type(x) is int and 0 <= x < 1 << 63 for x in value
         ):
-            message = f"`{name}` must be an array of whole numbers from 0 to 2**63 - 1, got {value!r:.200}"
+            message = f"`{name}` must be whole numbers from 0 to 2**63 - 1, got {value!r:.200}"
             raise ValueError(message)
     if len(offsets) != 2:
         message = f"`data_offsets` must be [begin, end], got {offsets!r:.200}"
@@ -276,7 +276,8 @@ def _check_tiling(infos: dict[str, _Info], where: str, data_size: int) -> None:
         begin, end = info.data_offsets
         if begin != position:
             kind = "overlaps" if begin < position else "leaves a hole after"
-            message = f"{where}: tensor {name!r} at {[begin, end]} {kind} {last}, which ends at {position}"
+            found = f"tensor {name!r} at {[begin, end]} {kind} {last}"
+            message = f"{where}: {found}, which ends at {position}"
             raise WeightsError(message)
         position, last = end, f"tensor {name!r}"
     if position != data_size:

@@ -1,8 +1,8 @@
 """From what the user names to the files that make up one model.
 
 A path may be a file, a directory, a sharded set's index, or one shard of a set, which stands
-for the whole set: shards opened alone have silently been taken for models before. A list of
-paths means exactly those files.
+for the whole set: shards opened alone have silently been taken for models before. Several
+paths mean exactly those files.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def find(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Sou
         if not paths:
             message = "no weights files were named"
             raise WeightsError(message)
-        return find(paths[0]) if len(paths) == 1 and os.path.isdir(paths[0]) else Source(paths)
+        return find(paths[0]) if len(paths) == 1 else Source(paths)
     path = os.fspath(path)
     if os.path.isdir(path):
         return _directory(path)
@@ -185,5 +185,7 @@ def _weight_map(index: str) -> tuple[dict[str, str], int | None]:
 
 
 def pickle_kind(start: bytes) -> str:
-    """Return what a file that begins with `start` is, if it may run code when loaded."""
+    """Return what a file that begins with these 9 bytes is, if it may run code when loaded."""
+    if start[8:] == b"{":
+        return ""  # the other bytes are a safetensors header's length
     return next((kind for magic, kind in _PICKLES.items() if start.startswith(magic)), "")

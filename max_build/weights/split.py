@@ -27,12 +27,12 @@ def whole(shards: Sequence[Shard]) -> list[Shard]:
         If a shard is missing, occurs twice or belongs to another set.
     """
     counts = {shard.header.metadata.get("split.count", 1) for shard in shards}
-    if counts == {1} or counts == {0}:
+    if counts in ({0}, {1}):
         return list(shards)
     names = ", ".join(f"`{shard.file.path}`" for shard in shards)
     if counts != {len(shards)}:
-        said = ", ".join(str(count) for count in sorted(counts, key=str))
-        message = f"{len(shards)} of a set of {said} GGUF shards: {names}"
+        declared = ", ".join(str(count) for count in sorted(counts, key=str))
+        message = f"{len(shards)} of a set of {declared} GGUF shards: {names}"
         raise WeightsError(message, hint="a set is opened whole or not at all")
     ordered = sorted(shards, key=lambda shard: str(shard.header.metadata.get("split.no")).zfill(8))
     numbers = [shard.header.metadata.get("split.no") for shard in ordered]

@@ -1,0 +1,105 @@
+"""`max-build gc`: make room in a cache directory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.tiers import directory_of
+from max_build.errors import StoreError
+from max_build.store.amounts import parse_age, parse_size, show_size
+
+__all__ = ["register", "run"]
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "gc",
+        help="make room in a cache directory",
+        description="Remove the entries that were used longest ago, and blobs no entry names. "
+        "Safe while others read, write and collect. A bucket is better served by its own "
+        "lifecycle rule.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--tier", choices=("local", "shared", "remote"), default="local")
+    parser.add_argument(
+        "--dir", type=Path, metavar="DIR", help="a cache directory, in place of a tier"
+    )
+    parser.add_argument(
+        "--max-size", type=_amount(parse_size), metavar="SIZE", help="stay under this, e.g. 20GB"
+    )
+    parser.add_argument(
+        "--max-age", type=_amount(parse_age), metavar="AGE", help="unused for longer goes, e.g. 30d"
+    )
+    parser.add_argument(
+        "--grace",
+        type=_amount(parse_age),
+        default=3600.0,
+        metavar="AGE",
+        help="what was used in this time stays (default: 1h)",
+    )
+    parser.add_argument("--pin", action="append", default=[], metavar="KEY", help="keep this entry")
+    parser.add_argument("--unpin", action="append", default=[], metavar="KEY", help="no longer so")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would go")
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Collect."""
+    from max_build.store.directory import DirectoryStore
+    from max_build.store.gc import gc, pin
+
+    def collect(store: DirectoryStore, limit: int | None) -> int:
+        for key in options.pin:
+            pin(store, _whole(store, key))
+        for key in options.unpin:
+            pin(store, _whole(store, key), pinned=False)
+        report = gc(
+            store,
+            max_size=options.max_size if options.max_size is not None else limit,
+            max_age=options.max_age,
+            grace=options.grace,
+            dry_run=options.dry_run,
+        )
+        if options.json:
+            print_json(report)
+        else:
+            would = "would remove" if options.dry_run else "removed"
+            print(
+                f"{would} {report.entries} entries and {report.blobs} blobs, "
+                f"{show_size(report.freed)}; {show_size(report.left)} stay"
+            )
+        return 0
+
+    if options.dir is not None:
+        if not options.dir.is_dir():
+            message = f"`{options.dir}` is not a directory"
+            raise StoreError(message)
+        return collect(DirectoryStore(options.dir), None)
+    settings = settings_of(options)
+    with opened(settings) as cache:
+        store = directory_of(cache, options.tier)
+        return collect(store, settings.cache.max_size if options.tier == "local" else None)
+
+
+def _whole(store: Any, key: str) -> str:
+    """The one key that begins with `key`."""
+    found = [item.name for item in store.list("ac") if item.name.startswith(key)]
+    if len(found) != 1:
+        message = f"{len(found)} entries have a key that begins with {key!r}"
+        raise StoreError(message, hint="`max-build show UNIT` prints keys in full")
+    return found[0]
+
+
+def _amount(parse: Any) -> Any:
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read

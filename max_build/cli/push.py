@@ -1,0 +1,37 @@
+"""`max-build push`: give the outer tiers what the local one has."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from max_build.cli.project import opened, settings_of
+from max_build.cli.selection import add_choice, report_moved
+
+__all__ = ["register", "run"]
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "push",
+        help="give the shared directory and the remote what this machine has",
+        description="Upload records and their blobs, signed where a signing key is set. The tier "
+        "has to be writable (`remote-mode`).",
+        allow_abbrev=False,
+    )
+    add_choice(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Push; 1 if anything could not be moved."""
+    from max_build.cli.tiers import store_of
+    from max_build.store.transfer import chosen, push
+
+    with opened(settings_of(argparse.Namespace(project=options.project))) as cache:
+        local = store_of(cache, "local")
+        records = list(
+            chosen(local, keys=options.keys, units=options.units, targets=options.targets)
+        )
+        return report_moved(push(cache, records), options, "pushed")

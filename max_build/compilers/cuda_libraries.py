@@ -1,0 +1,155 @@
+"""NVIDIA's compiler libraries: where they are, which build they are, and loading that one."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import re
+import sys
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from max_build.compilers.includes import Disk, Stat
+from max_build.errors import ToolchainError
+
+__all__ = ["NVJITLINK", "NVRTC", "Library"]
+
+_HINT: Final = "install the extra `max-build[cuda]`"
+_VERSION: Final = re.compile(rb"Cuda compilation tools, release [\d.]+, V(\d+\.\d+\.\d+)")
+_CHANGE: Final = re.compile(rb"CL-\d{6,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """One library.
+
+    Attributes
+    ----------
+    name
+        As `cuda.pathfinder` and messages call it.
+    places
+        Directory and file in `site-packages` of the wheels of CUDA 13 and 12, in the order in
+        which `cuda.pathfinder` looks.
+    companion
+        Pattern of a second library beside it that is part of the compiler, or empty.
+    """
+
+    name: str
+    places: tuple[tuple[str, str], ...]
+    companion: str = ""
+
+    def find(self) -> Path:
+        """Where the library is that will be loaded.
+
+        One that came as a wheel is found by its place, which takes microseconds and loads
+        nothing; any other is loaded to learn where it is.
+
+        Raises
+        ------
+        ToolchainError
+            There is none.
+        """
+        return self._wheel() or self.load()
+
+    def build_id(self, memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> str:
+        """The full build: version, change list, and a digest of every file of it.
+
+        The version alone would not do: NVRTC 12.9.41 and 12.9.86 both call themselves 12.9.
+
+        Parameters
+        ----------
+        memo
+            As for `includes.Disk`: the digest of 100 MB under its stat.
+
+        Raises
+        ------
+        ToolchainError
+            There is none, or it is not whole.
+        """
+        memo = {} if memo is None else memo
+        disk = Disk(memo)
+        path = self.find()
+        digests = []
+        for part in self._parts(path):
+            found = disk.find(str(part))
+            if found is None:
+                missing = f"there is no `{part}`"
+                raise self._broken(missing)
+            digests.append(found.digest)
+        digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        return f"{self.name} {_release(path, digests[0], memo)} sha256:{digest}"
+
+    def load(self) -> Path:
+        """Load the library and its companion; return where it is.
+
+        Raises
+        ------
+        ToolchainError
+            There is none, or another than `find` found was loaded into this process before.
+        """
+        try:
+            from cuda import pathfinder
+        except ImportError as error:
+            message = f"there is no {self.name}: `cuda-bindings` cannot be imported: {error}"
+            raise ToolchainError(message, hint=_HINT) from error
+        try:
+            found = pathfinder.load_nvidia_dynamic_lib(self.name)
+        except (pathfinder.DynamicLibNotFoundError, RuntimeError) as error:
+            message = f"there is no {self.name} on this machine"
+            raise ToolchainError(message, hint=_HINT) from error
+        loaded = Path(os.path.realpath(found.abs_path))
+        expected = self._wheel() or loaded
+        if loaded != expected:
+            message = f"`{loaded}` was loaded into this process before `{expected}`"
+            raise ToolchainError(message)
+        for part in self._parts(loaded)[1:]:
+            try:
+                # It is asked for by its bare name later; the first one loaded answers.
+                ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+            except OSError as error:
+                raise self._broken(str(error)) from error
+        return loaded
+
+    def _wheel(self) -> Path | None:
+        for root in sys.path:
+            for directory, name in self.places:
+                path = os.path.join(root or os.curdir, directory, name)
+                if os.path.exists(path):
+                    return Path(os.path.realpath(path))
+        return None
+
+    def _parts(self, path: Path) -> tuple[Path, ...]:
+        if not self.companion:
+            return (path,)
+        return (path, *(sorted(path.parent.glob(self.companion)) or [path.parent / self.companion]))
+
+    def _broken(self, why: str) -> ToolchainError:
+        message = f"{self.name} is not whole: {why}"
+        return ToolchainError(message, hint=_HINT)
+
+
+def _release(path: Path, digest: str, memo: MutableMapping[str, tuple[Stat, str]]) -> str:
+    """Version and change list as they stand in the library, remembered under its digest."""
+    name = f"release of {digest}"
+    if name not in memo:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            version = _VERSION.search(data)
+            change = _CHANGE.search(data)
+            words = (version[1] if version else b"?", change[0] if change else b"?")
+        memo[name] = ((0, 0, 0, 0, 0), b" ".join(words).decode())
+    return memo[name][1]
+
+
+NVRTC: Final = Library(
+    "nvrtc",
+    (("nvidia/cu13/lib", "libnvrtc.so.13"), ("nvidia/cuda_nvrtc/lib", "libnvrtc.so.12")),
+    "libnvrtc-builtins.so.*",
+)
+NVJITLINK: Final = Library(
+    "nvJitLink",
+    (("nvidia/cu13/lib", "libnvJitLink.so.13"), ("nvidia/nvjitlink/lib", "libnvJitLink.so.12")),
+)

@@ -1,0 +1,439 @@
+"""The `triton` compiler: a Triton kernel, specialised once or several times → a cubin for each.
+
+A specialisation is derived to TTIR, Triton's first level of IR after the inliner, and compiled
+from that very text: what was hashed is what is compiled. No GPU is needed: the target is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from max_build import distributions
+from max_build.compilers import Derivation, Job, Product
+from max_build.compilers.elf import check_cubin
+from max_build.compilers.entry import imported, told
+from max_build.compilers.triton_environment import neutral, relevant
+from max_build.errors import CompileError, ToolchainError
+from max_build.key import Components, digest
+from max_build.record import Kernel
+from max_build.target import Target
+
+if TYPE_CHECKING:
+    from max_build.config import Unit
+
+__all__ = ["TritonCompiler"]
+
+# Triton compiles a plain number, and from 90 on for the architecture-specific set alone. Its LLVM
+# and ptxas lack the others: seen with Triton 3.8.
+_ARCHITECTURES = "75 80 86 87 89 90a 100a 103a 110a 120a 121a".split()
+_TYPE = re.compile(
+    r"(\*k?)?(i1|i8|i16|i32|i64|u1|u8|u16|u32|u64|fp16|bf16|fp32|fp64"
+    r"|fp8e4nv|fp8e4b8|fp8e4b15|fp8e5|fp8e5b16)(:16)?"
+)
+# Key of `options` → field of Triton's own options, and the type it has in TOML.
+_OPTIONS: Mapping[str, tuple[str, type]] = {
+    "debug": ("debug", bool),
+    "default-dot-input-precision": ("default_dot_input_precision", str),
+    "enable-fp-fusion": ("enable_fp_fusion", bool),
+    "enable-reflect-ftz": ("enable_reflect_ftz", bool),
+    "launch-cooperative-grid": ("launch_cooperative_grid", bool),
+    "lineinfo": ("", bool),
+    "maxnreg": ("maxnreg", int),
+    "num-ctas": ("num_ctas", int),
+    "ptx-options": ("ptx_options", str),
+    "ptx-version": ("ptx_version", int),
+    "sanitize-overflow": ("sanitize_overflow", bool),
+}
+_SPECIAL = ("constexprs", "num-stages", "num-warps", "options", "signature")
+_WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Special:
+    """One specialisation as declared; `signature` and `constexprs` cover every argument."""
+
+    signature: dict[str, str]
+    constexprs: dict[str, Any]
+    options: dict[str, Any]
+    lineinfo: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """One specialisation as derived: its TTIR, and Triton's options in full."""
+
+    special: _Special
+    text: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    modules: dict[str, _Module]
+    environment: dict[str, str]
+
+
+class TritonCompiler:
+    """Compiles `entry = "package.module:kernel"`, a function under `@triton.jit`."""
+
+    name = "triton"
+    accepts: tuple[Target, ...] = tuple(Target(f"sm_{one}") for one in _ARCHITECTURES)
+    runs_user_code = True
+    one_job_per_process = False
+
+    def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
+        """Check what can be checked without the kernel: types, options, numbers."""
+        declared = unit.declared
+        if not declared["entry"]:
+            yield "entry", "must be `package.module:kernel`; a Triton kernel has no `source`"
+        for name in ("names", "include-dirs", "keep-ptx"):
+            if declared[name]:
+                yield name, "is not for a Triton kernel"
+        yield from _problems("", declared)
+        for name, table in declared["specialisations"].items():
+            if not isinstance(table, dict):
+                yield f"specialisations.{name}", f"must be a table, got {table!r}"
+                continue
+            for key in sorted(table.keys() - set(_SPECIAL)):
+                known = ", ".join(f"`{one}`" for one in _SPECIAL)
+                yield f"specialisations.{name}.{key}", f"is unknown: there are {known}"
+            wrong = [
+                key
+                for key in ("constexprs", "options", "signature")
+                if not isinstance(table.get(key, {}), dict)
+            ]
+            for key in wrong:
+                yield f"specialisations.{name}.{key}", "must be a table"
+            if not wrong:
+                yield from _problems(f"specialisations.{name}.", table)
+
+    def derive(self, job: Job) -> Derivation:
+        """Run Triton's front end: one TTIR module for each specialisation."""
+        specials = _specials(job.unit)
+        with _isolated(job):
+            _check_version()
+            modules: dict[str, _Module] = {}
+            with imported(job) as entry:
+                kernel = _kernel(job, entry)
+                for name, special in specials.items():
+                    modules[name] = _lower(job, name, special, kernel)
+            _refuse_hooks()
+            environment, uncacheable = relevant(os.environ)
+            state = _State(modules, dict(os.environ))
+            ptxas = _ptxas(job.target)
+        compiler = distributions.identities(("triton",))
+        if "+unrecorded" in compiler.get("triton", "+unrecorded"):
+            uncacheable = uncacheable or "Triton was not installed from a wheel"
+        components = Components(
+            compiler={**compiler, "ptxas": ptxas},
+            target=str(job.target),
+            options={
+                f"{name}.{field}": value
+                for name, module in modules.items()
+                for field, value in _canonical(module).items()
+            },
+            sources={name: digest(module.text.encode()) for name, module in modules.items()},
+            environment=environment,
+        )
+        uncacheable = uncacheable or next(filter(None, map(_absolute_path, modules.values())), "")
+        ir = "".join(f"// {name}\n{module.text}" for name, module in modules.items()).encode()
+        return Derivation(components, ir, uncacheable, state)
+
+    def compile(self, job: Job, derivation: Derivation) -> Product:
+        """Compile each module's text, alone in an empty directory."""
+        state: _State = derivation.state
+        kernels: dict[str, Kernel] = {}
+        files: list[Path] = []
+        with _isolated(job):
+            os.environ.update(state.environment)
+            for name, module in state.modules.items():
+                cubin, kernels[name] = _compile(job, name, module)
+                files.append(job.scratch / f"{len(files)}.cubin")
+                files[-1].write_bytes(cubin)
+        if len(files) == 1:
+            return Product(files={"cubin": files[0]}, kernels=kernels)
+        return Product(files={"cubin": tuple(files)}, kernels=kernels)
+
+
+def _problems(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for argument, text in table.get("signature", {}).items():
+        if not isinstance(text, str) or not _TYPE.fullmatch(text):
+            yield (
+                f"{prefix}signature.{argument}",
+                f'must be a type such as "i32", "fp32", "*fp32" or "*fp32:16", got {text!r}',
+            )
+    for argument, value in table.get("constexprs", {}).items():
+        if not isinstance(value, bool | int | float | str):
+            yield f"{prefix}constexprs.{argument}", "must be a boolean, a number or a string"
+    for name, value in table.get("options", {}).items():
+        if name not in _OPTIONS:
+            known = ", ".join(f"`{one}`" for one in _OPTIONS)
+            yield f"{prefix}options.{name}", f"is unknown: there are {known}"
+        elif type(value) is not _OPTIONS[name][1]:
+            yield f"{prefix}options.{name}", f"must be of type {_OPTIONS[name][1].__name__}"
+    warps = table.get("num-warps", 4)
+    if type(warps) is not int or not 1 <= warps <= 32 or warps & (warps - 1):
+        yield f"{prefix}num-warps", f"must be a power of 2 from 1 to 32, got {warps!r}"
+    stages = table.get("num-stages", 3)
+    if type(stages) is not int or stages < 1:
+        yield f"{prefix}num-stages", f"must be a whole number of at least 1, got {stages!r}"
+
+
+def _specials(unit: Unit) -> dict[str, _Special]:
+    """The specialisations of a unit by name: one, named after the unit, where it declares none."""
+    declared = unit.declared
+    tables: dict[str, Any] = declared["specialisations"] or {unit.name: {}}
+    found: dict[str, _Special] = {}
+    for name, table in tables.items():
+        merged = {
+            key: {**declared[key], **table.get(key, {})}
+            for key in ("constexprs", "options", "signature")
+        }
+        options = {
+            _OPTIONS[key][0]: value for key, value in merged["options"].items() if _OPTIONS[key][0]
+        }
+        found[name] = _Special(
+            # What is made constant in one specialisation has a type in another.
+            signature={
+                argument: text
+                for argument, text in merged["signature"].items()
+                if argument not in table.get("constexprs", {})
+            },
+            constexprs={
+                argument: value
+                for argument, value in merged["constexprs"].items()
+                if argument not in table.get("signature", {})
+            },
+            options={
+                "num_warps": table.get("num-warps", declared["num-warps"]),
+                "num_stages": table.get("num-stages", declared["num-stages"]),
+                **options,
+            },
+            lineinfo=merged["options"].get("lineinfo", False),
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _isolated(job: Job) -> Iterator[None]:
+    """Leave the process as it was: its environment, Triton's knobs, the temporary directory.
+
+    Triton's own cache and whatever could answer in place of the compiler are out of the way.
+    """
+    before, temporary = dict(os.environ), tempfile.tempdir
+    for name in [name for name in os.environ if neutral(name)]:
+        del os.environ[name]
+    os.environ["TRITON_CACHE_DIR"] = str(job.scratch / "triton")
+    os.environ["TRITON_ALWAYS_COMPILE"] = "1"
+    tempfile.tempdir = str(job.scratch)
+    knobs: dict[Any, dict[str, Any]] = {}
+    try:
+        triton = _triton()
+        groups = [
+            one for one in vars(triton.knobs).values() if isinstance(one, triton.knobs.base_knobs)
+        ]
+        knobs = {one: dict(vars(one)) for one in groups}
+        yield
+    finally:
+        for one, values in knobs.items():
+            vars(one).clear()
+            vars(one).update(values)
+        os.environ.clear()
+        os.environ.update(before)
+        tempfile.tempdir = temporary
+
+
+def _triton() -> Any:
+    try:
+        import triton
+    except ImportError as error:
+        message = f"Triton is needed to build this kernel, and cannot be imported: {error}"
+        hint = "install the extra `max-build[triton]`; in [build-system], `requires` has to name it"
+        raise ToolchainError(message, hint=hint) from error
+    return triton
+
+
+def _check_version() -> None:
+    triton = _triton()
+    found = tuple(int(part) for part in re.findall(r"\d+", triton.__version__)[:2])
+    if found < (3, 4):
+        message = f"Triton {triton.__version__} is too old: 3.4 or later is needed"
+        raise ToolchainError(message, hint="install `triton>=3.4`")
+
+
+def _kernel(job: Job, entry: Any) -> Any:
+    """The kernel proper, under its autotuner and heuristics: those choose at run time."""
+    from triton.runtime.jit import JITFunction
+
+    kernel = entry
+    while not isinstance(kernel, JITFunction) and hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    if not isinstance(kernel, JITFunction):
+        what = f"`{type(entry).__module__}.{type(entry).__qualname__}`"
+        name = job.unit.declared["entry"]
+        message = f"`{name}` must be a kernel under `@triton.jit`, it is a {what}"
+        raise CompileError(message)
+    if getattr(kernel, "is_gluon", lambda: False)():
+        message = f"`{job.unit.declared['entry']}` is a Gluon kernel, which is not supported"
+        raise CompileError(message)
+    return kernel
+
+
+def _backend(target: Target) -> Any:
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    major, minor = target.capability
+    return make_backend(GPUTarget("cuda", 10 * major + minor, _WARP))
+
+
+def _ptxas(target: Target) -> str:
+    """Full version and build of the ptxas that Triton runs for a target: `V12.9.86 …36037853_0`."""
+    text: str = _backend(target).hash()
+    found = re.search(r"\b(V[\d.]+)\s+Build (\S+)", text)
+    return f"{found[1]} {found[2]}" if found else " ".join(text.split())
+
+
+def _lower(job: Job, name: str, special: _Special, kernel: Any) -> _Module:
+    """One specialisation's TTIR, after the passes that Triton runs on it."""
+    from triton._C.libtriton import ir
+    from triton.compiler import ASTSource
+
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "0" if special.lineinfo else "1"
+    arguments = [argument for argument in kernel.arg_names if argument not in special.constexprs]
+    _check_arguments(job, name, special, kernel.arg_names, arguments)
+    types = {one: special.signature[one].removesuffix(":16") for one in arguments}
+    aligned = {
+        (kernel.arg_names.index(one),): [["tt.divisibility", 16]]
+        for one in arguments
+        if special.signature[one].endswith(":16")
+    }
+    try:
+        backend = _backend(job.target)
+        options = backend.parse_options(dict(special.options))
+        source = ASTSource(
+            kernel,
+            {one: types.get(one, "constexpr") for one in kernel.arg_names},
+            special.constexprs,
+            aligned,
+        )
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        offered = {
+            "target": backend.target,
+            "options": options,
+            "codegen_fns": backend.get_codegen_implementation(options),
+            "module_map": backend.get_module_map(),
+            "context": context,
+        }
+        wanted = inspect.signature(source.make_ir).parameters  # it grew one between releases
+        module = source.make_ir(**{key: offered[key] for key in wanted})
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, source.language)
+        module = stages["ttir"](module, {})
+    except Exception as error:
+        message = f"Triton refused `{name}`: {told(error)}"
+        raise CompileError(message) from error
+    text = str(module) if special.lineinfo else module.str_nodebug()
+    ordered = _Special({one: special.signature[one] for one in arguments}, {}, {}, special.lineinfo)
+    return _Module(ordered, _relative(text, job), dict(vars(options)))
+
+
+def _check_arguments(
+    job: Job, name: str, special: _Special, names: list[str], arguments: list[str]
+) -> None:
+    where = f"`{job.unit.declared['entry']}`, specialisation `{name}`"
+    unknown = sorted((special.signature.keys() | special.constexprs.keys()) - set(names))
+    if unknown:
+        message = (
+            f"{where}: the kernel has no argument {', '.join(f'`{one}`' for one in unknown)}; "
+            f"it has {', '.join(f'`{one}`' for one in names)}"
+        )
+        raise CompileError(message)
+    missing = [one for one in arguments if one not in special.signature]
+    if missing:
+        message = (
+            f"{where}: {', '.join(f'`{one}`' for one in missing)} has neither a type in "
+            "`signature` nor a value in `constexprs`"
+        )
+        raise CompileError(message)
+
+
+def _refuse_hooks() -> None:
+    """What code puts into Triton's pipeline leaves no trace in the IR or the environment."""
+    from triton import knobs
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    if getattr(knobs.runtime, "add_stages_inspection_hook", None) or CUDABackend.instrumentation:
+        message = "the kernel's module puts a hook into Triton's pipeline, which is not supported"
+        raise CompileError(message)
+
+
+def _relative(text: str, job: Job) -> str:
+    """TTIR whose locations name each file as an import would find it, wherever that is."""
+    for root in sorted({*job.python_path, str(job.root), *sys.path}, key=len, reverse=True):
+        if root:
+            text = text.replace(f'loc("{root.rstrip("/")}/', 'loc("')
+    return text
+
+
+def _absolute_path(module: _Module) -> str:
+    found = re.search(r'loc\("(/[^"]*)"', module.text)
+    return f"the line information names `{found[1]}`, outside of the project" if found else ""
+
+
+def _canonical(module: _Module) -> dict[str, str]:
+    """Triton's options in full, so that one left out and one set to its default are the same."""
+    found = {
+        field: str(sorted(value) if isinstance(value, set) else value)
+        for field, value in module.options.items()
+        if field != "extern_libs"  # Triton's own libdevice: part of its distribution
+    }
+    return {**found, "lineinfo": str(module.special.lineinfo)}
+
+
+def _compile(job: Job, name: str, module: _Module) -> tuple[bytes, Kernel]:
+    """One module's cubin, and what a launch of it needs."""
+    triton = _triton()
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "0" if module.special.lineinfo else "1"
+    # ptxas notes time and size of each source file that it finds: in an empty directory, none.
+    # The name of this one stands in assertions where there are no other locations.
+    directory = Path(tempfile.mkdtemp(dir=job.scratch))
+    with contextlib.chdir(directory):
+        Path("kernel.ttir").write_text(module.text)
+        try:
+            compiled = triton.compile(
+                "kernel.ttir", target=_backend(job.target).target, options=dict(module.options)
+            )
+        except Exception as error:
+            message = f"Triton refused `{name}`: {told(error)}"
+            raise CompileError(message) from error
+    cubin: bytes = compiled.asm["cubin"]
+    metadata = compiled.metadata
+    check_cubin(cubin, str(job.target), [metadata.name])
+    cluster = getattr(metadata, "cluster_dims", None) or (metadata.num_ctas, 1, 1)
+    scratch = [
+        getattr(metadata, f"{kind}_scratch_size")
+        for kind in ("global", "profile")
+        if hasattr(metadata, f"{kind}_scratch_size")
+    ]
+    return cubin, Kernel(
+        lowered=metadata.name,
+        blob=digest(cubin),
+        shared_bytes=metadata.shared,
+        num_warps=metadata.num_warps,
+        cluster=tuple(cluster),
+        cooperative=metadata.launch_cooperative_grid,
+        signature=tuple(module.special.signature.values()),
+        scratch_bytes=tuple(scratch),
+    )

@@ -1,0 +1,130 @@
+"""Entries and their blobs as one file, to carry to where no tier reaches.
+
+A tar file, zstd-compressed, with the names of a directory: `cas/<2>/<sha256>` (raw bytes) before
+`ac/<2>/<key>` (entries as they are, signatures included). Nothing in it depends on time or place.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from max_build.errors import StoreError
+from max_build.record import Blob, decode
+from max_build.store.base import CHUNK, ENTRY_LIMIT, Sink
+from max_build.store.cache import Cache
+from max_build.store.compress import open_packed
+from max_build.store.entry import holds_recipes, unseal
+
+__all__ = ["Carried", "pack", "unpack"]
+
+_MEMBER = re.compile(r"(ac|cas)/([0-9a-f]{2})/(\2[0-9a-f]{62})\Z")
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """What a bundle holds, or what of it was taken; and why the rest was not."""
+
+    records: int
+    blobs: int
+    refused: tuple[str, ...] = ()
+
+
+def pack(cache: Cache, keys: Iterable[str], path: Path) -> Carried:
+    """Write the entries under `keys`, which the local tier has, into a new file.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be written, or the local tier lacks something.
+    """
+    entries: dict[str, bytes] = {}
+    blobs: dict[str, Blob] = {}
+    for key in sorted(set(keys)):
+        data = cache.local.get_entry(key)
+        if data is None:
+            message = f"key {key[:12]} is not in the local cache"
+            raise StoreError(message, kind="missing")
+        payload = unseal(data).payload
+        entries[key] = data
+        if not holds_recipes(payload):
+            blobs.update((blob.digest, blob) for blob in decode(payload, key).blobs)
+    temp = path.with_name(path.name + ".tmp")
+    try:
+        with open_packed(temp, "wb") as out, tarfile.open(fileobj=out, mode="w|") as tar:
+            for digest, blob in sorted(blobs.items()):
+                with cache.path(blob).open("rb") as file:
+                    _add(tar, f"cas/{digest[:2]}/{digest}", blob.size, file)
+            for key, data in entries.items():
+                _add(tar, f"ac/{key[:2]}/{key}", len(data), io.BytesIO(data))
+        temp.replace(path)
+    except OSError as error:
+        if isinstance(error, StoreError):
+            raise
+        message = f"bundle `{path}` cannot be written: {error.strerror or error}"
+        raise StoreError(message) from error
+    finally:
+        temp.unlink(missing_ok=True)
+    return Carried(len(entries), len(blobs))
+
+
+def unpack(cache: Cache, path: Path) -> Carried:
+    """Take what a bundle holds into the local tier.
+
+    Every blob is checked against its name and every entry against its key; signatures count as
+    they do for the remote.
+
+    Raises
+    ------
+    StoreError
+        If the file cannot be read as a bundle.
+    """
+    entries: dict[str, bytes] = {}
+    refused: list[str] = []
+    blobs = 0
+    try:
+        with open_packed(path, "rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+            for member in tar:
+                match = _MEMBER.match(member.name)
+                content = tar.extractfile(member) if match and member.isreg() else None
+                if match is None or content is None:
+                    refused.append(f"{member.name[:80]!r} is no name of a bundle")
+                elif match[1] == "ac":
+                    entries[match[3]] = content.read(ENTRY_LIMIT)
+                else:
+                    blob = Blob(role="mef", digest=match[3], size=member.size)
+                    try:
+                        cache.local.keep(blob, lambda sink, content=content: _pour(content, sink))  # type: ignore[misc]
+                        blobs += 1
+                    except StoreError as error:
+                        refused.append(error.message)
+    except (OSError, EOFError, tarfile.TarError) as error:
+        if isinstance(error, StoreError):
+            raise
+        message = f"bundle `{path}` cannot be read: {error}"
+        raise StoreError(message, kind="corrupt") from error
+    taken = 0
+    for key, data in entries.items():
+        problem = cache.adopt(key, data)
+        if problem:
+            refused.append(problem)
+        else:
+            taken += 1
+    return Carried(taken, blobs, tuple(refused))
+
+
+def _add(tar: tarfile.TarFile, name: str, size: int, file: IO[bytes]) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = size
+    info.mode = 0o444
+    tar.addfile(info, file)
+
+
+def _pour(content: IO[bytes], sink: Sink) -> None:
+    while chunk := content.read(CHUNK):
+        sink.write(chunk)

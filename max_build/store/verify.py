@@ -1,0 +1,107 @@
+"""Reading a whole store again, to find out what is wrong with it before a build does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from max_build.errors import StoreError
+from max_build.record import decode
+from max_build.store.base import Kind, Sink, Store
+from max_build.store.entry import holds_recipes, unseal, unseal_recipes
+
+__all__ = ["Finding", "Verified", "verify"]
+
+_ANY = 1 << 62
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is not what it should be."""
+
+    kind: Kind
+    name: str
+    problem: str
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What was read, and what was wrong."""
+
+    entries: int
+    blobs: int
+    findings: tuple[Finding, ...]
+
+
+def verify(
+    store: Store, *, repair: bool = True, seen: Callable[[], object] = lambda: None
+) -> Verified:
+    """Hash every blob and read every entry; get what is wrong out of the way.
+
+    Parameters
+    ----------
+    store
+        One that can list.
+    repair
+        Whether to discard what is damaged. An entry that names a blob that is gone is damaged.
+    seen
+        Called after each name.
+
+    Raises
+    ------
+    StoreError
+        If the store cannot list.
+    """
+    findings: list[Finding] = []
+    blobs: set[str] = set()
+    damaged: set[str] = set()
+    entries = 0
+
+    def judge(kind: Kind, name: str, problem: str) -> None:
+        if problem:
+            findings.append(Finding(kind, name, problem))
+            if repair:
+                store.discard(kind, name)
+        seen()
+
+    for item in store.list("cas"):
+        blobs.add(item.name)
+        problem = _blob(store, item.name)
+        if problem:
+            damaged.add(item.name)
+        judge("cas", item.name, problem)
+    for item in store.list("ac"):
+        entries += 1
+        judge("ac", item.name, _entry(store, item.name, blobs - damaged))
+    return Verified(entries, len(blobs), tuple(findings))
+
+
+def _blob(store: Store, name: str) -> str:
+    sink = Sink(_Nowhere(), _ANY)
+    try:
+        if not store.get_blob(name, sink):
+            return ""  # removed while we looked
+    except StoreError as error:
+        return error.message
+    return "" if sink.digest() == name else "its bytes are not those of its name"
+
+
+def _entry(store: Store, name: str, blobs: set[str]) -> str:
+    try:
+        data = store.get_entry(name)
+        if data is None:
+            return ""
+        payload = unseal(data).payload
+        if holds_recipes(payload):
+            unseal_recipes(name, payload)
+            return ""
+        gone = [b.digest for b in decode(payload, name).blobs if b.digest not in blobs]
+        # One that was published after the blobs were listed is looked for again.
+        gone = [digest for digest in gone if not store.has_blob(digest)]
+    except (StoreError, ValueError) as error:
+        return str(error)
+    return f"it names blob {gone[0][:12]}, which is not there" if gone else ""
+
+
+class _Nowhere:
+    def write(self, _: object) -> None:
+        pass

@@ -1,0 +1,166 @@
+"""This machine, as recipes are held against it: everything is looked at once."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from importlib import machinery
+
+from max_build import distributions
+from max_build.key import canonical, digest
+from max_build.recipe import Kind, digest_of_value
+
+__all__ = ["Here", "candidates_in", "is_site", "python"]
+
+_SUFFIXES = ("", *machinery.all_suffixes())
+# A path in it is told relative to the root, so that two checkouts agree.
+_PATHS = frozenset({"PYTHONPATH"})
+
+
+def python() -> str:
+    """The interpreter and the machine, such as `cpython 3.11.7 linux x86_64`."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    return f"{sys.implementation.name} {version} {sys.platform} {os.uname().machine}"
+
+
+def candidates_in(names: frozenset[str], module: str) -> tuple[str, ...]:
+    """Those of a directory's names that an import of `module` chooses among, sorted."""
+    return tuple(sorted(name for suffix in _SUFFIXES if (name := module + suffix) in names))
+
+
+def is_site(directory: str) -> bool:
+    """Whether a directory of `sys.path` belongs to the interpreter or to an installer."""
+    if os.path.basename(directory) in {"site-packages", "dist-packages"}:
+        return True
+    paths = sysconfig.get_paths()
+    own = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    if directory in own or os.path.dirname(directory) in own:  # lib-dynload
+        return True
+    try:
+        return any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(directory))
+    except OSError:
+        return False
+
+
+class Here:
+    """One project on this machine, as it is when something is first asked for.
+
+    Make a new one for each build: nothing is looked at twice.
+
+    Parameters
+    ----------
+    root
+        The project's directory.
+    python_path
+        The directories it imports from; they belong to it wherever they lie.
+    environ
+        The environment that a worker would have.
+    digest_of
+        SHA-256 (hex) of a file; raises OSError.
+    toolchain
+        Distribution → version that the project vouches for.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        python_path: tuple[str, ...],
+        environ: Mapping[str, str],
+        digest_of: Callable[[str], str],
+        toolchain: Mapping[str, str],
+    ) -> None:
+        self._root = root
+        self._own = (root, *python_path)
+        self._environ = environ
+        self._digest_of = digest_of
+        self._toolchain = {distributions.normalise(name): v for name, v in toolchain.items()}
+        # One look each, shared by all units of a build.
+        self.file = functools.cache(self._file)
+        self.kind = functools.cache(self._kind)
+        self.listing = functools.cache(self._listing)
+        self.variable = functools.cache(self._variable)
+        self.candidates = functools.cache(self._candidates)
+        self.found = functools.cache(self._found)
+        self._names = functools.cache(self._read_names)
+
+    @functools.cached_property
+    def python(self) -> str:
+        """See `Surroundings`, as for the methods below."""
+        return python()
+
+    def identity(self, distribution: str) -> str:
+        return distributions.identity(distribution) or ""
+
+    def pin(self, distribution: str) -> str:
+        return self._toolchain.get(distribution, "")
+
+    def _file(self, path: str) -> str | None:
+        try:
+            return self._digest_of(self._at(path))
+        except OSError:
+            return None
+
+    def _kind(self, path: str) -> Kind:
+        where = self._at(path)
+        if os.path.isdir(where):
+            return "directory"
+        if os.path.exists(where):
+            return "file"
+        return "dangling link" if os.path.islink(where) else "absent"
+
+    def _listing(self, path: str) -> str:
+        try:
+            with os.scandir(self._at(path)) as entries:
+                names = sorted(
+                    one.name + "/" * one.is_dir() for one in entries if one.name != "__pycache__"
+                )
+        except OSError:
+            return ""
+        return digest(canonical([name.encode(errors="surrogateescape").hex() for name in names]))
+
+    def _variable(self, name: str) -> str:
+        value = self._environ.get(name)
+        if value is None:
+            return ""
+        if name in _PATHS:
+            value = os.pathsep.join(self._relative(one) for one in value.split(os.pathsep))
+        return digest_of_value(value)
+
+    def _relative(self, path: str) -> str:
+        inside = path == self._root or path.startswith(self._root + os.sep)
+        return os.path.relpath(path, self._root) if inside else path
+
+    def _candidates(self, directory: str, module: str) -> tuple[str, ...]:
+        return candidates_in(self._names(self._at(directory)), module)
+
+    def _found(self, module: str, *, installed: bool) -> str:
+        *parents, name = module.split(".")
+        for place, site in self._outside:
+            if site and not installed:
+                continue
+            if candidates_in(self._names(os.path.join(place, *parents)), name):
+                return place
+        return ""
+
+    @functools.cached_property
+    def _outside(self) -> tuple[tuple[str, bool], ...]:
+        """The directories of `sys.path` that are not the project's, and whether each is a site."""
+        places = [one for one in dict.fromkeys(sys.path) if one and os.path.isdir(one)]
+        return tuple((one, is_site(one)) for one in places if not self._is_own(one))
+
+    def _is_own(self, place: str) -> bool:
+        if os.path.basename(place) in {"site-packages", "dist-packages"}:
+            return False  # an environment inside the project's directory
+        return any(place == one or place.startswith(one + os.sep) for one in self._own)
+
+    def _read_names(self, directory: str) -> frozenset[str]:
+        try:
+            return frozenset(os.listdir(directory))
+        except OSError:
+            return frozenset()
+
+    def _at(self, path: str) -> str:
+        return os.path.join(self._root, path)

@@ -1,0 +1,1 @@
+"""What adapters must pass, as tests to inherit: for our own, and for those of third parties."""

@@ -1,0 +1,172 @@
+"""A header as a flat binary index, so that the next open need not parse it.
+
+For a memo on one machine, in that machine's byte order. Lookups go straight to the encoded
+columns; no object is made for a tensor nobody asks for.
+
+    magic 8 | XXH3-64 of all that follows | u64 tensors, names, extra: sizes
+    u64 offset[n] | u32 kind[n] | u32 name_end[n] | u32 by_name[n] | names | extra
+
+`kind` points into a table, in `extra`, of the distinct (type, shape, bytes); `by_name` lists
+the tensors in the order of their encoded names, for binary search.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from max_build.weights.dtypes import BY_NAME
+from max_build.weights.gguf import Array, Metadata
+from max_build.weights.header import Entry, Header
+
+if TYPE_CHECKING:
+    from max_build.weights.pages import File
+
+__all__ = ["decode", "digest", "encode"]
+
+_MAGIC = b"MBWIDX1" + sys.byteorder[:1].encode()
+_HEAD = struct.Struct("=8sQQQQ")
+_VALUE = bool | int | float | str | bytes | Array
+
+
+class _Extra(msgspec.Struct, array_like=True, frozen=True):
+    format: Literal["safetensors", "gguf"]
+    order: Literal["<", ">"]
+    size: int  # of the file
+    data_start: int
+    problems: tuple[str, ...]
+    kinds: list[tuple[str, tuple[int, ...], int]]
+    metadata: dict[str, _VALUE]
+
+
+def digest(header: bytes | bytearray, size: int) -> str:
+    """Return the key of an index: SHA-256 of the header's bytes and the file's size, in hex."""
+    from hashlib import sha256
+
+    state = sha256(b"max-build weights index 1\0" + size.to_bytes(8, "little"))
+    state.update(header)
+    return state.hexdigest()
+
+
+def encode(header: Header, file: File) -> bytes:
+    """Return `header`, which is that of `file`, as a flat index."""
+    import xxhash
+
+    kinds: dict[tuple[str, tuple[int, ...], int], int] = {}
+    offsets, numbers, ends = array("Q"), array("I"), array("I")
+    encoded: list[bytes] = []
+    end = 0
+    for name, (dtype, shape, offset, nbytes) in header.entries.items():
+        raw = name.encode()
+        encoded.append(raw)
+        end += len(raw)
+        ends.append(end)
+        offsets.append(offset)
+        numbers.append(kinds.setdefault((dtype.name, shape, nbytes), len(kinds)))
+    by_name = array("I", sorted(range(len(encoded)), key=encoded.__getitem__))
+    metadata = header.metadata
+    values = metadata.values_or_arrays if isinstance(metadata, Metadata) else dict(metadata)
+    extra = msgspec.msgpack.encode(
+        _Extra(
+            header.format,
+            header.order,
+            file.size,
+            header.data_start,
+            header.problems,
+            list(kinds),
+            values,
+        )
+    )
+    columns = (offsets, numbers, ends, by_name)
+    body = b"".join((*(column.tobytes() for column in columns), *encoded, extra))
+    sizes = struct.pack("=QQQ", len(encoded), end, len(extra))
+    return _MAGIC + xxhash.xxh3_64_intdigest(sizes + body).to_bytes(8, sys.byteorder) + sizes + body
+
+
+def decode(data: bytes | memoryview, file: File) -> Header | None:
+    """Return the header that `data` holds for `file`; None if it is damaged or of another file."""
+    import xxhash
+
+    view = memoryview(data)
+    if len(view) < _HEAD.size:
+        return None
+    magic, check, count, names, extra_size = _HEAD.unpack_from(view)
+    if magic != _MAGIC or len(view) != _HEAD.size + 20 * count + names + extra_size:
+        return None
+    if xxhash.xxh3_64_intdigest(view[16:]) != check:
+        return None
+    try:
+        extra = msgspec.msgpack.decode(view[len(view) - extra_size :], type=_Extra)
+        kinds = [(BY_NAME[name], shape, nbytes) for name, shape, nbytes in extra.kinds]
+    except (msgspec.MsgspecError, KeyError, ValueError):
+        return None
+    if extra.size != file.size:
+        return None
+    entries = _Entries(view, count, names, kinds)
+    metadata: Mapping[str, Any] = Header.frozen(extra.metadata)
+    if extra.format == "gguf":
+        metadata = Metadata(extra.metadata, file, extra.order)
+    return Header(extra.format, entries, metadata, extra.data_start, extra.order, extra.problems)
+
+
+class _Entries(Mapping[str, Entry]):
+    def __init__(self, view: memoryview, count: int, names: int, kinds: list[Any]) -> None:
+        self._count = count
+        self._kinds = kinds
+        position = _HEAD.size
+
+        def column(code: Literal["Q", "I"], width: int) -> memoryview:
+            nonlocal position
+            begin, position = position, position + count * width
+            return view[begin:position].cast(code)
+
+        self._offsets = column("Q", 8)
+        self._numbers = column("I", 4)
+        self._ends = column("I", 4)
+        self._by_name = column("I", 4)
+        self._names = view[position : position + names]
+
+    def _name(self, number: int) -> bytes:
+        begin = self._ends[number - 1] if number else 0
+        return bytes(self._names[begin : self._ends[number]])
+
+    def _find(self, name: object) -> int:
+        """Return the tensor's number, or -1."""
+        if not isinstance(name, str):
+            return -1
+        try:
+            wanted = name.encode()
+        except UnicodeEncodeError:
+            return -1
+        low, high = 0, self._count
+        while low < high:
+            middle = (low + high) // 2
+            if self._name(self._by_name[middle]) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        if low < self._count and self._name(number := self._by_name[low]) == wanted:
+            return number
+        return -1
+
+    def __getitem__(self, name: str) -> Entry:
+        number = self._find(name)
+        if number < 0:
+            raise KeyError(name)
+        dtype, shape, nbytes = self._kinds[self._numbers[number]]
+        return Entry(dtype, shape, self._offsets[number], nbytes)
+
+    def __contains__(self, name: object) -> bool:
+        return self._find(name) >= 0
+
+    def __iter__(self) -> Iterator[str]:
+        for number in range(self._count):
+            yield self._name(number).decode()
+
+    def __len__(self) -> int:
+        return self._count

@@ -1,0 +1,262 @@
+"""What decides a graph's key, seen on a real MAX graph in a real worker; nothing is compiled."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import GRAPH, PYPROJECT, write_project
+from max_build.config import load_settings
+from max_build.errors import CompileError, MaxBuildError
+from max_build.key import changes, key_of
+from max_build.worker import Derive, Derived, Failed
+from max_build.workers import Worker
+
+Derivation = Callable[..., Derived]
+
+
+@pytest.fixture
+def derive(tmp_path: Path) -> Derivation:
+    """Writes the toy repo with changes, and derives it for a target in a worker."""
+    counter = iter(range(100))
+
+    def derive(
+        *, root: Path | None = None, target: str = "cpu", check: bool = True, **changed: str
+    ) -> Derived:
+        root = write_project(root or tmp_path / f"repo{next(counter)}", **changed)
+        settings = load_settings(root)
+        scratch = tmp_path / f"scratch{next(counter)}"
+        scratch.mkdir()
+        worker = Worker(root)
+        try:
+            answer = worker.ask(
+                Derive(
+                    settings.units[0], target, settings.root, settings.python_path, str(scratch)
+                ),
+                timeout=120,
+            )
+        finally:
+            worker.close()
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, Derived)
+        return answer
+
+    return derive
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory: pytest.TempPathFactory) -> Derived:
+    """The toy repo, unchanged."""
+    make = derive.__wrapped__(tmp_path_factory.mktemp("before"))  # type: ignore[attr-defined]
+    return make()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(("SCALE = [", "# a comment\n\n\nSCALE = ["), id="comment"),
+        pytest.param(("scale", "factor"), id="variable-renamed"),
+        pytest.param(
+            ("def build(target):", "def build(target):\n    print('noise')"), id="prints-to-stdout"
+        ),
+        pytest.param(("1.0, 2.0", "1.00, 2"), id="same-constant-spelt-otherwise"),
+    ],
+)
+def test_what_does_not_change_the_graph_is_a_hit(
+    derive: Derivation, before: Derived, change: tuple[str, str]
+) -> None:
+    assert change[0] in GRAPH
+    after = derive(graph=GRAPH.replace(*change))
+    assert key_of(after.components) == key_of(before.components)
+
+
+def test_a_moved_file_is_a_hit(derive: Derivation, before: Derived, tmp_path: Path) -> None:
+    root = write_project(tmp_path / "moved")
+    inner = root / "src" / "toy" / "models"
+    inner.mkdir()
+    (inner / "__init__.py").write_text("")
+    shutil.copy(root / "src" / "toy" / "graph.py", inner / "affine.py")
+    after = derive(
+        root=root, pyproject=PYPROJECT.replace("toy.graph:build", "toy.models.affine:build")
+    )
+    assert key_of(after.components) == key_of(before.components)
+
+
+def test_another_path_home_user_and_locale_is_a_hit(
+    derive: Derivation, before: Derived, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("USER", "another")
+    monkeypatch.setenv("LOGNAME", "another")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("PYTHONHASHSEED", "77")
+    monkeypatch.setenv("MODULAR_USER_ID", "another")
+    after = derive(root=tmp_path / "a" / "deep" / "path")
+    assert key_of(after.components) == key_of(before.components)
+
+
+@pytest.mark.parametrize(
+    ("change", "component"),
+    [
+        pytest.param(("2.0,", "2.0000002384185791015625,"), "sources.ir", id="one-ulp"),
+        pytest.param(("x * scale", "x - scale"), "sources.ir", id="one-op"),
+        pytest.param(('["n", 4]', '["n", "m", 4]'), "sources.ir", id="one-dimension"),
+        pytest.param(('["n", 4]', "[8, 4]"), "sources.ir", id="a-fixed-dimension"),
+        pytest.param(('Weight("bias"', 'Weight("offset"'), "sources.ir", id="a-weights-name"),
+    ],
+)
+def test_what_changes_the_graph_is_a_miss(
+    derive: Derivation, before: Derived, change: tuple[str, str], component: str
+) -> None:
+    assert change[0] in GRAPH
+    after = derive(graph=GRAPH.replace(*change))
+    (named,) = changes(before.components, after.components)
+    assert named[0] == component
+
+
+def test_the_host_baseline_is_a_miss(derive: Derivation, before: Derived) -> None:
+    after = derive(
+        pyproject=PYPROJECT.replace("targets = [", 'host = "x86-64-v2"\ntargets = [')
+    )
+    assert changes(before.components, after.components) == (("host", "x86-64-v3", "x86-64-v2"),)
+
+
+def test_the_target_is_a_miss(derive: Derivation, before: Derived) -> None:
+    names = [one[0] for one in changes(before.components, derive(target="sm_90a").components)]
+    assert names == ["sources.ir", "target"]
+
+
+@pytest.mark.parametrize(
+    ("options", "component"),
+    [
+        ("tile-based-fusion = true", "options.tile-based-fusion"),
+        ("defines = { A = 1 }", "options.define.A"),
+    ],
+)
+def test_options_are_a_miss(
+    derive: Derivation, before: Derived, options: str, component: str
+) -> None:
+    after = derive(pyproject=f"{PYPROJECT}\noptions = {{ {options} }}\n")
+    assert [one[0] for one in changes(before.components, after.components)] == [component]
+
+
+def test_a_define_is_keyed_with_its_type(derive: Derivation) -> None:
+    one, other = (
+        derive(pyproject=f"{PYPROJECT}\noptions = {{ defines = {{ A = {value} }} }}\n")
+        for value in ("1", '"1"')
+    )
+    assert key_of(one.components) != key_of(other.components)
+
+
+def test_variables_that_max_reads_are_a_miss_and_those_for_its_caches_are_not(
+    derive: Derivation, before: Derived, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MODULAR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MODULAR_ENABLE_CACHE_LOGGING", "0")
+    assert key_of(derive().components) == key_of(before.components)
+    monkeypatch.setenv("MODULAR_NVPTX_COMPILER_WARN", "1")
+    (named,) = changes(before.components, derive().components)
+    assert named[0] == "environment.MODULAR_NVPTX_COMPILER_WARN"
+
+
+def test_the_compilers_every_distribution_is_in_the_key(before: Derived) -> None:
+    assert {"max", "max-core", "mojo-compiler"} <= before.components.compiler.keys()
+    assert all("+" in identity for identity in before.components.compiler.values())
+
+
+def refused(derive: Derivation, **changed: str) -> str:
+    with pytest.raises(MaxBuildError) as caught:
+        derive(**changed)
+    assert isinstance(caught.value, CompileError)
+    return str(caught.value)
+
+
+def test_a_builder_that_raises(derive: Derivation) -> None:
+    told = refused(derive, graph="def build(target):\n    raise ValueError('no such layer')\n")
+    assert "`toy.graph:build` raised ValueError: no such layer (`graph.py`, line 2)" in told
+    assert "Traceback" not in told
+
+
+def test_a_builder_that_returns_something_else(derive: Derivation) -> None:
+    told = refused(derive, graph="def build(target):\n    return {'a': 1}\n")
+    assert "must return a `max.graph.Graph`, it returned `builtins.dict`" in told
+
+
+def test_a_graph_without_an_output(derive: Derivation) -> None:
+    graph = "from max.graph import Graph\ndef build(target):\n    return Graph('g', input_types=[])\n"
+    assert "without an output" in refused(derive, graph=graph)
+
+
+def test_an_entry_that_does_not_import(derive: Derivation) -> None:
+    told = refused(derive, graph="import nonesuch\n")
+    assert "module `toy.graph` cannot be imported: ModuleNotFoundError" in told
+    assert "looked in `src`, `.` of the project" in told
+
+
+def test_an_entry_with_a_syntax_error(derive: Derivation) -> None:
+    assert "SyntaxError" in refused(derive, graph="def build(target:\n")
+
+
+def test_an_entry_whose_module_has_no_such_function(derive: Derivation) -> None:
+    told = refused(derive, pyproject=PYPROJECT.replace("toy.graph:build", "toy.graph:make"))
+    assert "`toy.graph` has no `make`" in told
+
+
+def test_a_builder_that_ends_the_process(derive: Derivation) -> None:
+    told = refused(derive, graph="import sys\ndef build(target):\n    sys.exit(3)\n")
+    assert "ended the process with status 3" in told
+
+
+def test_a_builder_that_dies_is_told_with_its_last_words(derive: Derivation) -> None:
+    told = refused(
+        derive,
+        graph="import os\ndef build(target):\n    print('about to die', flush=True)\n    os._exit(7)\n",
+    )
+    assert "left with status 7 before it answered" in told
+    assert "about to die" in told
+
+
+def test_a_builder_that_is_killed(derive: Derivation) -> None:
+    told = refused(
+        derive, graph="import os, signal\ndef build(t):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert "was killed (SIGKILL), most likely because memory ran out" in told
+    assert "hint: `MAX_BUILD_JOBS=1`" in told
+
+
+def test_a_set_or_a_locale_shapes_the_graph_the_same_everywhere(derive: Derivation) -> None:
+    graph = GRAPH.replace(
+        "SCALE = [1.0, 2.0, 3.0, 4.0]",
+        "SCALE = [float(ord(c)) for c in {'a', 'b', 'c', 'd'}]",
+    )
+    assert len({key_of(derive(graph=graph).components) for _ in range(3)}) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mojo packages are compiled on Linux here")
+def test_a_kernel_library_is_keyed_by_every_source_of_its_package(
+    derive: Derivation, tmp_path: Path
+) -> None:
+    graph = GRAPH.replace("from max.dtype", "from pathlib import Path\nfrom max.dtype").replace(
+        "device)]) as graph", "device)],\n        custom_extensions=[Path(__file__).parent / 'ops']) as graph"
+    )
+
+    def library(root: Path, helper: str) -> Path:
+        ops = write_project(root, graph=graph) / "src" / "toy" / "ops"
+        ops.mkdir()
+        (ops / "__init__.mojo").write_text("from .helper import answer\n")
+        (ops / "helper.mojo").write_text(f"def answer() -> Int:\n    return {helper}\n")
+        return root
+
+    one = derive(root=library(tmp_path / "one", "42"), graph=graph)
+    same = derive(root=library(tmp_path / "same", "42"), graph=graph)
+    other = derive(root=library(tmp_path / "other", "43"), graph=graph)
+    assert one.uncacheable == ""
+    assert key_of(one.components) == key_of(same.components)
+    names = [name for name, _, _ in changes(one.components, other.components)]
+    assert names == ["dependencies.library.1", "sources.ir"]

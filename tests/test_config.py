@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from max_build.config import Settings, cache_settings, load_settings
+from max_build.errors import ConfigError
+from max_build.schema import TABLES, markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+GOOD = """
+[project]
+name = "Toy.Model"
+[tool.max-build]
+targets = ["cpu", "sm_90a"]
+[tool.max-build.graphs.encoder]
+entry = "toy.graph:build"
+weights = "model.safetensors"
+[tool.max-build.kernels.saxpy]
+source = "kernels/saxpy.cu"
+targets = ["sm_80"]
+"""
+
+
+def settings(
+    tmp_path: Path, text: str, environ: dict[str, str] | None = None, **more: object
+) -> Settings:
+    (tmp_path / "pyproject.toml").write_text(text)
+    return load_settings(tmp_path, environ=environ or {}, **more)  # type: ignore[arg-type]
+
+
+def refused(tmp_path: Path, text: str, **more: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settings(tmp_path, text, **more)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+def test_a_project_is_read(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    found = settings(tmp_path, GOOD)
+    assert found.project == "toy-model"
+    assert [(unit.name, unit.kind, unit.compiler, unit.targets) for unit in found.units] == [
+        ("encoder", "graph", "max", ("cpu", "sm_90a")),
+        ("saxpy", "kernel", "cuda", ("sm_80",)),
+    ]
+    assert found.unit("encoder").declared["weights"] == ("model.safetensors",)
+    assert found.unit("encoder").host == "x86-64-v3"
+    assert found.python_path == (str(tmp_path / "src"), str(tmp_path))
+    assert (found.jobs, found.compile_timeout, found.embed) == (0, 3600.0, True)
+
+
+def test_every_finding_is_told_at_once_by_its_path(tmp_path: Path) -> None:
+    text = """
+    [tool.max-build]
+    target = ["cpu"]
+    targets = ["cpu", "sm_91", "cpu9"]
+    jobs = "four"
+    compile-timeout = -1
+    embed = 1
+    [tool.max-build.cache]
+    remote-mode = "write"
+    max-size = "20 Gb"
+    [tool.max-build.graphs.encoder]
+    entry = "toy.graph"
+    [tool.max-build.graphs.decoder]
+    entry = "toy.graph:build"
+    wieghts = "a"
+    host = "x86-64-v9"
+    [tool.max-build.graphs.third]
+    [tool.max-build.kernels.saxpy]
+    source = "saxpy.c"
+    [tool.max-build.kernels.axpby]
+    targets = []
+    """
+    told = refused(tmp_path, text)
+    for part in (
+        "`tool.max-build.target` is unknown: did you mean `targets`?",
+        "`tool.max-build.jobs` must be a whole number of at least 0, got string 'four'",
+        "`tool.max-build.compile-timeout` must be a positive number of seconds",
+        "`tool.max-build.embed` must be a boolean, got integer 1",
+        "`tool.max-build.cache.remote-mode` must be one of `read`, `read-write`",
+        "`tool.max-build.cache.max-size` must be a size such as",
+        "`tool.max-build.graphs.encoder.entry` must be of the form `package.module:function`",
+        "`tool.max-build.graphs.decoder.wieghts` is unknown: did you mean `weights`?",
+        "`tool.max-build.graphs.third.entry` is missing",
+        "`tool.max-build.kernels.saxpy.source` must end in",
+        "`tool.max-build.kernels.axpby.source` is missing",
+    ):
+        assert part in told, told
+
+
+def test_wrong_targets_and_hosts_are_told_together(tmp_path: Path) -> None:
+    text = GOOD.replace('"sm_90a"]', '"sm_91", "sm90a"]\nhost = "pentium"')
+    told = refused(tmp_path, text)
+    assert "`tool.max-build.graphs.encoder.targets`: `sm_91` is an unknown target" in told
+    assert "did you mean `sm_90a`" in told
+    assert "`tool.max-build.graphs.encoder.host` must be one of generic, x86-64" in told
+
+
+def test_a_unit_without_targets_is_an_error(tmp_path: Path) -> None:
+    told = refused(tmp_path, '[tool.max-build.graphs.encoder]\nentry = "a:b"\n')
+    assert "`tool.max-build.graphs.encoder` has no targets: set `targets`" in told
+
+
+def test_two_units_cannot_share_a_name(tmp_path: Path) -> None:
+    text = GOOD.replace("kernels.saxpy", "kernels.encoder")
+    told = refused(tmp_path, text)
+    assert "`tool.max-build.kernels.encoder` has the name of `tool.max-build.graphs.encoder`" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("[tool]\nmax-build = 1\n", "`tool.max-build` must be a table"),
+        ("[tool.max-build]\ngraphs = []\n", "`tool.max-build.graphs` must be a table"),
+        ("[tool.max-build.graphs]\na = 1\n", "`tool.max-build.graphs.a` must be a table"),
+        ("[tool.max-build.graphs.\"a b\"]\nentry='a:b'\n", "a unit's name is made of letters"),
+        ("[tool.max-build]\ntargets = ['cpu', 'cpu']\n", "names `cpu` twice"),
+        ("[tool.max-build]\ntargets = [1]\n", "item 1 is 1"),
+        ("[tool.max-build\n", "cannot be read"),
+    ],
+)
+def test_malformed_tables(tmp_path: Path, text: str, part: str) -> None:
+    assert part in refused(tmp_path, text)
+
+
+def test_no_project_is_told_with_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no `pyproject.toml`(.|\n)*--project DIR"):
+        load_settings(tmp_path, environ={})
+
+
+def test_precedence(tmp_path: Path) -> None:
+    user = tmp_path / "config" / "max-build"
+    user.mkdir(parents=True)
+    (user / "config.toml").write_text('jobs = 1\n[cache]\ndir = "/user"\nremote = "s3://u"\n')
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    text = GOOD + "[tool.max-build.cache]\nremote = 's3://p'\n"
+    assert settings(tmp_path, text, environ).cache.remote == "s3://p"
+    assert settings(tmp_path, text, environ).cache.dir == "/user"
+    assert settings(tmp_path, text, environ).jobs == 1
+    hook = {"jobs": 2, "dependencies": [], "enable-by-default": True}
+    assert settings(tmp_path, text, environ, hook=hook).jobs == 2
+    environ["MAX_BUILD_JOBS"] = "3"
+    assert settings(tmp_path, text, environ, hook=hook).jobs == 3
+    assert settings(tmp_path, text, environ, hook=hook, flags={"jobs": 4}).jobs == 4
+    environ["MAX_BUILD_REMOTE"] = "s3://e"
+    assert settings(tmp_path, text, environ).cache.remote == "s3://e"
+    assert cache_settings(environ).remote == "s3://e"
+    assert cache_settings(environ).dir == "/user"
+
+
+def test_variables_are_converted_and_wrong_ones_told_by_name(tmp_path: Path) -> None:
+    environ = {
+        "MAX_BUILD_TARGETS": "cpu, sm_80",
+        "MAX_BUILD_REQUIRE_HIT": "1",
+        "MAX_BUILD_MAX_SIZE": "1.5 GiB",
+        "MAX_BUILD_COMPILE_TIMEOUT": "12.5",
+    }
+    found = settings(tmp_path, GOOD, environ)
+    assert found.unit("encoder").targets == ("cpu", "sm_80")
+    assert found.unit("saxpy").targets == ("sm_80",)
+    assert found.require_hit
+    assert found.cache.max_size == 3 << 29
+    assert found.compile_timeout == 12.5
+    bad = {"MAX_BUILD_JOBS": "many", "MAX_BUILD_EMBED": "perhaps", "MAX_BUILD_REMOTE_MODE": "w"}
+    told = refused(tmp_path, GOOD, environ=bad)
+    assert "environment variable `MAX_BUILD_JOBS` must be a number, got 'many'" in told
+    assert "environment variable `MAX_BUILD_EMBED` must be `1` or `0`, got 'perhaps'" in told
+    assert "`environment variable MAX_BUILD_REMOTE_MODE` must be one of" in told
+
+
+def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:
+    assert settings(tmp_path, GOOD, {"MAX_BUILD_JOBS": ""}).jobs == 0
+
+
+def test_the_hooks_own_table_is_checked_under_its_own_path(tmp_path: Path) -> None:
+    told = refused(tmp_path, GOOD, hook={"jbos": 2})
+    assert "`tool.hatch.build.targets.wheel.hooks.max-build.jbos` is unknown" in told
+
+
+def test_the_user_file_may_not_hold_a_projects_settings(tmp_path: Path) -> None:
+    user = tmp_path / "config" / "max-build"
+    user.mkdir(parents=True)
+    (user / "config.toml").write_text('targets = ["cpu"]\n')
+    told = refused(tmp_path, GOOD, environ={"XDG_CONFIG_HOME": str(tmp_path / "config")})
+    assert "may set `cache`, `compile-timeout`, `jobs`, not `targets`" in told
+
+
+def test_narrowing_to_units_and_targets(tmp_path: Path) -> None:
+    found = settings(tmp_path, GOOD)
+    assert [one.name for one in found.narrowed(("saxpy",), ()).units] == ["saxpy"]
+    narrowed = found.narrowed((), ("cpu",))
+    assert [(one.name, one.targets) for one in narrowed.units] == [("encoder", ("cpu",))]
+    with pytest.raises(ConfigError, match="`cpu` is not a target of this compiler"):
+        found.narrowed(("saxpy",), ("cpu",))
+    with pytest.raises(ConfigError, match="`sm_91` is an unknown target"):
+        found.narrowed((), ("cpu", "sm_91"))
+    with pytest.raises(ConfigError, match=r"no unit `saxpi`(.|\n)*did you mean `saxpy`"):
+        found.narrowed(("saxpi",), ())
+
+
+def test_relative_cache_directories_are_the_projects(tmp_path: Path) -> None:
+    text = GOOD + "[tool.max-build.cache]\ndir = '.cache'\n"
+    assert settings(tmp_path, text).cache.dir == str(tmp_path / ".cache")
+
+
+def test_the_readme_has_the_table_that_the_code_decodes_by() -> None:
+    assert markdown() in (ROOT / "README.md").read_text()
+
+
+def test_every_setting_has_a_meaning_and_variables_are_unique() -> None:
+    fields = [field for table in TABLES.values() for field in table]
+    assert all(field.doc for field in fields)
+    variables = [field.env for field in fields if field.env]
+    assert len(set(variables)) == len(variables)
+    assert all(re.fullmatch(r"MAX_BUILD_[A-Z_]+", name) for name in variables)
