@@ -40,7 +40,9 @@ def directories(root: str) -> Iterator[str]:
         yield directory
         try:
             with os.scandir(directory) as entries:
-                todo += [one.path for one in entries if one.is_dir(follow_symlinks=False) and _own(one)]
+                todo += [
+                    one.path for one in entries if one.is_dir(follow_symlinks=False) and _own(one)
+                ]
         except OSError:
             continue
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ __all__ = [
     "NAME",
     "Manifest",
     "ManifestUnit",
+    "WeightRules",
     "decode",
     "encode",
     "file_name",
@@ -31,12 +32,33 @@ METADATA_NAME = "max-build/manifest.json"
 """Its name in the wheel's metadata, which is all that an editable install can read."""
 
 
+class WeightRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Which files hold a graph's weights, and how their tensors differ from what it names.
+
+    The keys of `[tool.max-build.graphs.NAME]` of the same names, `files` being `weights`; see
+    `max_build.weights.binding.bind`.
+    """
+
+    files: tuple[str, ...] = ()
+    rename: dict[str, str] = {}
+    tied: dict[str, str] = {}
+    transpose: tuple[str, ...] = ()
+    cast: dict[str, str] = {}
+
+    @classmethod
+    def declared(cls, table: Mapping[str, Any]) -> WeightRules:
+        """The rules in a unit's decoded table; none for a kernel module."""
+        names = cls.__struct_fields__[1:]
+        return msgspec.convert(
+            {"files": table.get("weights", ())} | {n: table[n] for n in names if n in table}, cls
+        )
+
+
 class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
     """One unit: what its loader needs, and target → record."""
 
     kind: Literal["graph", "kernel"]
-    weights: tuple[str, ...] = ()
-    rename: dict[str, str] = {}
+    weights: WeightRules = WeightRules()
     targets: dict[str, Record]
 
 

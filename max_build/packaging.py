@@ -13,7 +13,7 @@ from typing import Any
 from max_build import manifest as manifests
 from max_build.config import Settings, load_settings
 from max_build.errors import CompileError, ConfigError
-from max_build.manifest import Manifest, ManifestUnit
+from max_build.manifest import Manifest, ManifestUnit, WeightRules
 from max_build.pipeline import Build, Event, Mode, build, summary
 from max_build.store import open_cache
 
@@ -96,8 +96,7 @@ def manifest_of(settings: Settings, result: Build, package: str) -> Manifest:
         targets = {**(before.targets if before else {}), str(one.target): one.record}
         units[one.unit.name] = ManifestUnit(
             kind=one.unit.kind,
-            weights=tuple(one.unit.declared.get("weights", ())),
-            rename=one.unit.declared.get("rename", {}),
+            weights=WeightRules.declared(one.unit.declared),
             targets=targets,
         )
     return manifests.make(package, units.items(), embedded=settings.embed)

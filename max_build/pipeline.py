@@ -200,7 +200,14 @@ class _Session:
     def _derive(self, worker: Worker, job: Job, started: float) -> Outcome:
         self._tell("deriving", job)
         answer = worker.ask(
-            Derive(job.unit, str(job.target), str(job.root), job.python_path, str(job.scratch)),
+            Derive(
+                job.unit,
+                str(job.target),
+                str(job.root),
+                job.python_path,
+                str(job.scratch),
+                str(self._cache.memo.folder or ""),
+            ),
             timeout=self._settings.compile_timeout,
         )
         if isinstance(answer, Failed):
@@ -245,7 +252,8 @@ class _Session:
         assert isinstance(answer, Compiled)
         took = time.monotonic() - compiling
         record, files = _record(unit.name, key, derived, answer, worker.take_log(), took)
-        if derived.uncacheable:
+        uncacheable = derived.uncacheable or answer.uncacheable
+        if uncacheable:
             self._cache.hold(record, files)
         else:
             self._cache.publish(record, files)
@@ -253,10 +261,10 @@ class _Session:
         return Outcome(
             unit,
             target,
-            "uncached" if derived.uncacheable else "compiled",
+            "uncached" if uncacheable else "compiled",
             key,
             record,
-            reason=reason,
+            reason=uncacheable or reason,
             seconds=time.monotonic() - started,
         )
 
@@ -272,7 +280,8 @@ class _Session:
 
     def _job(self, unit: Unit, target: Target, scratch: Path) -> Job:
         settings = self._settings
-        return Job(unit, target, Path(settings.root), settings.python_path, scratch)
+        root, memory = Path(settings.root), self._cache.memo
+        return Job(unit, target, root, settings.python_path, scratch, memory)
 
     @contextlib.contextmanager
     def _own_scratch(self) -> Iterator[Path]:

@@ -263,7 +263,29 @@ GRAPH: tuple[Field, ...] = (
     Field(
         "rename",
         strings,
-        "weight name in the graph → name in the file, as regular expressions",
+        'prefix of a name in the file → prefix in the graph, `{ "model." = "" }`; a key that '
+        "starts with `^` is a regular expression",
+        {},
+        shown="none",
+    ),
+    Field(
+        "tied",
+        strings,
+        "weight of the graph → the weight whose tensor it shares where the file has none",
+        {},
+        shown="none",
+    ),
+    Field(
+        "transpose",
+        texts,
+        "patterns (`*`, `?`) of weights whose last two dimensions the file swaps",
+        (),
+        shown="none",
+    ),
+    Field(
+        "cast",
+        strings,
+        "pattern of weights → type they are converted to on load, from quantised types too",
         {},
         shown="none",
     ),

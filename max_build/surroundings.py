@@ -13,7 +13,7 @@ from max_build import distributions
 from max_build.key import canonical, digest
 from max_build.recipe import Kind, digest_of_value
 
-__all__ = ["Here", "candidates_in", "is_site", "python"]
+__all__ = ["Here", "candidates_in", "is_site", "kind_of", "listing_of", "names_in", "python"]
 
 _SUFFIXES = ("", *machinery.all_suffixes())
 # A path in it is told relative to the root, so that two checkouts agree.
@@ -29,6 +29,35 @@ def python() -> str:
 def candidates_in(names: frozenset[str], module: str) -> tuple[str, ...]:
     """Those of a directory's names that an import of `module` chooses among, sorted."""
     return tuple(sorted(name for suffix in _SUFFIXES if (name := module + suffix) in names))
+
+
+def kind_of(path: str) -> Kind:
+    """What is at a path."""
+    if os.path.isdir(path):
+        return "directory"
+    if os.path.exists(path):
+        return "file"
+    return "dangling link" if os.path.islink(path) else "absent"
+
+
+def listing_of(path: str) -> str:
+    """Digest of a directory's names, and of which are directories; empty if it is none."""
+    try:
+        with os.scandir(path) as entries:
+            names = sorted(
+                one.name + "/" * one.is_dir() for one in entries if one.name != "__pycache__"
+            )
+    except OSError:
+        return ""
+    return digest(canonical([os.fsencode(name).hex() for name in names]))
+
+
+def names_in(path: str) -> frozenset[str]:
+    """A directory's names; none if it cannot be listed."""
+    try:
+        return frozenset(os.listdir(path))
+    except OSError:
+        return frozenset()
 
 
 def is_site(directory: str) -> bool:
@@ -84,7 +113,7 @@ class Here:
         self.variable = functools.cache(self._variable)
         self.candidates = functools.cache(self._candidates)
         self.found = functools.cache(self._found)
-        self._names = functools.cache(self._read_names)
+        self._names = functools.cache(names_in)
 
     @functools.cached_property
     def python(self) -> str:
@@ -104,22 +133,10 @@ class Here:
             return None
 
     def _kind(self, path: str) -> Kind:
-        where = self._at(path)
-        if os.path.isdir(where):
-            return "directory"
-        if os.path.exists(where):
-            return "file"
-        return "dangling link" if os.path.islink(where) else "absent"
+        return kind_of(self._at(path))
 
     def _listing(self, path: str) -> str:
-        try:
-            with os.scandir(self._at(path)) as entries:
-                names = sorted(
-                    one.name + "/" * one.is_dir() for one in entries if one.name != "__pycache__"
-                )
-        except OSError:
-            return ""
-        return digest(canonical([name.encode(errors="surrogateescape").hex() for name in names]))
+        return listing_of(self._at(path))
 
     def _variable(self, name: str) -> str:
         value = self._environ.get(name)
@@ -155,12 +172,6 @@ class Here:
         if os.path.basename(place) in {"site-packages", "dist-packages"}:
             return False  # an environment inside the project's directory
         return any(place == one or place.startswith(one + os.sep) for one in self._own)
-
-    def _read_names(self, directory: str) -> frozenset[str]:
-        try:
-            return frozenset(os.listdir(directory))
-        except OSError:
-            return frozenset()
 
     def _at(self, path: str) -> str:
         return os.path.join(self._root, path)

@@ -16,11 +16,13 @@ from pathlib import Path
 import msgspec
 
 from max_build import compilers
-from max_build.compilers import Derivation, Job
+from max_build.compilers import Derivation, Job, Memory
 from max_build.config import Unit
 from max_build.errors import CompileError, MaxBuildError, ToolchainError
 from max_build.key import Components
+from max_build.recipe import Recipe
 from max_build.record import Kernel, Role, Tensor
+from max_build.recorder import Recorder
 from max_build.target import Target
 
 __all__ = ["Answer", "Compile", "Compiled", "Derive", "Derived", "Failed", "Request", "main"]
@@ -34,8 +36,9 @@ class Derive(msgspec.Struct, frozen=True, tag=True):
     root: str
     python_path: tuple[str, ...]
     scratch: str
+    memory: str = ""
 
-    def job(self) -> Job:
+    def job(self, memory: Memory | None = None) -> Job:
         """The job as an adapter takes it."""
         return Job(
             unit=self.unit,
@@ -43,6 +46,7 @@ class Derive(msgspec.Struct, frozen=True, tag=True):
             root=Path(self.root),
             python_path=self.python_path,
             scratch=Path(self.scratch),
+            memory=memory,
         )
 
 
@@ -51,11 +55,16 @@ class Compile(msgspec.Struct, frozen=True, tag=True):
 
 
 class Derived(msgspec.Struct, frozen=True, tag=True):
-    """Answers `Derive`; `ir` is a file in the scratch directory, or empty."""
+    """Answers `Derive`; `ir` is a file in the scratch directory, or empty.
+
+    Without a recipe, `always` says why the unit is derived in every build.
+    """
 
     components: Components
     ir: str
     uncacheable: str
+    recipe: Recipe | None = None
+    always: str = ""
 
 
 class Compiled(msgspec.Struct, frozen=True, tag=True):
@@ -66,6 +75,7 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...]
+    uncacheable: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -108,6 +118,8 @@ class _Server:
 
     def __init__(self) -> None:
         self._last: tuple[Job, Derivation] | None = None
+        self._memories: dict[str, Memory] = {}
+        self._recorder = Recorder()
 
     def answer(self, request: Request) -> Answer:
         try:
@@ -124,15 +136,22 @@ class _Server:
             return Failed(f"unexpected {type(error).__name__}: {error}", "", False)
 
     def _derive(self, request: Derive) -> Derived:
-        job = request.job()
-        derivation = compilers.get(job.unit.compiler).derive(job)
+        job = request.job(self._memory(request.memory))
+        derivation, recipe, always = self._recorder.derive(job)
         self._last = (job, derivation)
         ir = ""
         if derivation.ir is not None:
             path = job.scratch / "graph.ir"
             path.write_bytes(derivation.ir)
             ir = str(path)
-        return Derived(derivation.components, ir, derivation.uncacheable)
+        return Derived(derivation.components, ir, derivation.uncacheable, recipe, always)
+
+    def _memory(self, folder: str) -> Memory | None:
+        if folder and folder not in self._memories:
+            from max_build.store.index import Memo
+
+            self._memories[folder] = Memo(Path(folder))
+        return self._memories.get(folder)
 
     def _compile(self) -> Compiled:
         assert self._last is not None, "Compile before Derive"
@@ -147,6 +166,7 @@ class _Server:
             inputs=product.inputs,
             outputs=product.outputs,
             weights=product.weights,
+            uncacheable=product.uncacheable,
         )
 
 

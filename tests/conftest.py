@@ -152,3 +152,12 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     for path in mounted:
         subprocess.run(["umount", "-l", str(path)], check=False)
+
+
+@pytest.fixture(scope="session")
+def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory in which `examples/minilm` is compiled for `cpu`."""
+    cache = tmp_path_factory.mktemp("minilm") / "cache"
+    done = max_build("build", cwd=ROOT / "examples" / "minilm", env={"MAX_BUILD_CACHE_DIR": cache})
+    assert done.returncode == 0, done.stderr
+    return cache

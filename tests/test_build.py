@@ -44,9 +44,7 @@ def test_show_tells_signature_sizes_and_architecture(project: Path, toy_cache: P
     done = max_build("show", "affine", "-t", "sm_90a", "--json", cwd=project)
     assert done.returncode == 0, done.stderr
     (shown,) = json.loads(done.stdout)
-    assert shown["weights"] == [
-        {"device": "cpu", "dtype": "float32", "name": "bias", "shape": [4]}
-    ]
+    assert shown["weights"] == [{"device": "cpu", "dtype": "float32", "name": "bias", "shape": [4]}]
     assert shown["inputs"][0]["shape"] == ["n", 4]
     (artifact,) = [blob for blob in shown["blobs"] if blob["role"] == "mef"]
     device = [image for image in artifact["images"] if image["machine"] == elf.CUDA]
@@ -84,9 +82,7 @@ def test_home_unset(project: Path, toy_cache: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_require_hit_compiles_nothing_and_says_what_changed(
-    project: Path, toy_cache: Path
-) -> None:
+def test_require_hit_compiles_nothing_and_says_what_changed(project: Path, toy_cache: Path) -> None:
     write_project(project, graph=GRAPH.replace("4.0]", "5.0]"))
     done = max_build("build", "--require-hit", "--json", cwd=project)
     assert done.returncode == 1
@@ -98,7 +94,8 @@ def test_require_hit_compiles_nothing_and_says_what_changed(
 def test_one_units_fault_leaves_the_others_alone(project: Path, toy_cache: Path) -> None:
     (project / "src" / "toy" / "broken.py").write_text("def build(target):\n    raise OSError\n")
     write_project(
-        project, pyproject=f'{PYPROJECT}\n[tool.max-build.graphs.broken]\nentry = "toy.broken:build"\n'
+        project,
+        pyproject=f'{PYPROJECT}\n[tool.max-build.graphs.broken]\nentry = "toy.broken:build"\n',
     )
     done = max_build("build", "--json", cwd=project)
     assert done.returncode == 1

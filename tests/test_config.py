@@ -107,7 +107,9 @@ def test_a_unit_without_targets_is_an_error(tmp_path: Path) -> None:
 def test_two_units_cannot_share_a_name(tmp_path: Path) -> None:
     text = GOOD.replace("kernels.saxpy", "kernels.encoder")
     told = refused(tmp_path, text)
-    assert "`tool.max-build.kernels.encoder` has the name of `tool.max-build.graphs.encoder`" in told
+    assert (
+        "`tool.max-build.kernels.encoder` has the name of `tool.max-build.graphs.encoder`" in told
+    )
 
 
 @pytest.mark.parametrize(

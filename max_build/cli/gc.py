@@ -10,6 +10,7 @@ from max_build.cli.project import opened, print_json, settings_of
 from max_build.cli.tiers import directory_of
 from max_build.errors import StoreError
 from max_build.store.amounts import parse_age, parse_size, show_size
+from max_build.store.directory import DirectoryStore
 
 __all__ = ["register", "run"]
 
@@ -50,7 +51,6 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Collect."""
-    from max_build.store.directory import DirectoryStore
     from max_build.store.gc import gc, pin
 
     def collect(store: DirectoryStore, limit: int | None) -> int:
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         return collect(store, settings.cache.max_size if options.tier == "local" else None)
 
 
-def _whole(store: Any, key: str) -> str:
+def _whole(store: DirectoryStore, key: str) -> str:
     """The one key that begins with `key`."""
     found = [item.name for item in store.list("ac") if item.name.startswith(key)]
     if len(found) != 1:

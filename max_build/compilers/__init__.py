@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from max_build.errors import ToolchainError
 
@@ -21,14 +21,27 @@ if TYPE_CHECKING:
     from max_build.record import Kernel, Role, Tensor
     from max_build.target import Target
 
-__all__ = ["Compiler", "Derivation", "Job", "Product", "get", "names"]
+__all__ = ["Compiler", "Derivation", "Direct", "Job", "Memory", "Product", "get", "names"]
 
 GROUP = "max_build.compilers"
 _OWN = {
     "cuda": "max_build.compilers.cuda:CudaCompiler",
     "max": "max_build.compilers.max_graph:MaxCompiler",
+    "ptx": "max_build.compilers.ptx:PtxCompiler",
     "triton": "max_build.compilers.triton:TritonCompiler",
 }
+
+
+class Memory(Protocol):
+    """Small values by (namespace, key) that may be forgotten at any time; never raises."""
+
+    def get(self, namespace: str, key: str) -> bytes | None:
+        """The value last set, or None."""
+        ...
+
+    def set(self, namespace: str, key: str, value: bytes) -> None:
+        """Remember a value."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,8 @@ class Job:
     """One unit for one target, and where its project lies on this machine.
 
     Nothing of it but the unit's declaration and the target may reach a key: `root`,
-    `python_path` and `scratch` differ between two machines that share a cache.
+    `python_path` and `scratch` differ between two machines that share a cache. `memory` is where
+    an adapter may note what it found out about files, to be checked before it is believed.
     """
 
     unit: Unit
@@ -44,6 +58,7 @@ class Job:
     root: Path
     python_path: tuple[str, ...]
     scratch: Path
+    memory: Memory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +77,16 @@ class Derivation:
         is compiled each time and never published.
     state
         What `compile` needs, opaque to everybody else; it stays in the process that derived.
+    reads
+        Files and folders, each with all that is in it, that the derivation read by other means
+        than Python's own: by a compiler's subprocess or its native code.
     """
 
     components: Components
     ir: bytes | None = None
     uncacheable: str = ""
     state: Any = None
+    reads: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +102,8 @@ class Product:
         Source-level name → what a launch needs, of a kernel module.
     inputs, outputs, weights
         The signature of a graph.
+    uncacheable
+        As in `Derivation`, where it showed in the compile alone.
     """
 
     files: Mapping[Role, Path | tuple[Path, ...]]
@@ -90,6 +111,7 @@ class Product:
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
+    uncacheable: str = ""
 
 
 class Compiler(Protocol):
@@ -138,6 +160,28 @@ class Compiler(Protocol):
         ------
         CompileError
             If the compiler refuses, or its product is not what the target asks for.
+        """
+        ...
+
+
+@runtime_checkable
+class Direct(Protocol):
+    """What an adapter that runs the project's code has besides `Compiler`, for recipes.
+
+    Between them, `distributions` and `ambient` have to name all that the compiler by itself takes
+    from the machine: a recipe notes what the project does, and leaves the compiler to its adapter.
+    An adapter without them derives every unit anew.
+    """
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The distributions that make up the compiler; `components.compiler` names no other."""
+        ...
+
+    def ambient(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What the compiler reads besides: its variables, its own files by digest.
+
+        Cheap, and without importing the compiler: every lookup asks.
         """
         ...
 

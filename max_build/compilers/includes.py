@@ -27,7 +27,18 @@ import msgspec
 from max_build.compilers.scan import Include, Scan, scan
 from max_build.errors import CompileError
 
-__all__ = ["Closure", "Disk", "Files", "Found", "Header", "Layout", "Stat", "changed", "resolve"]
+__all__ = [
+    "SOURCE_ROOT",
+    "Closure",
+    "Disk",
+    "Files",
+    "Found",
+    "Header",
+    "Layout",
+    "Stat",
+    "changed",
+    "resolve",
+]
 
 SOURCE_ROOT: Final = "src"
 """Tree path of the project's root; include directories outside of it become `include-N`."""
@@ -207,7 +218,7 @@ class Closure(msgspec.Struct, frozen=True):
     directories: tuple[str, ...]
     problems: tuple[str, ...]
 
-    def key(self) -> dict[str, str]:
+    def dependencies(self) -> dict[str, str]:
         """All that a compile in the tree depends on besides its options, each under its name."""
         parts = {"source": self.source, "include-dirs": "\n".join(self.include_dirs)}
         for header in self.files:
@@ -288,7 +299,6 @@ class _Walk:
         self.disk = files
         self.scans = scans
         self.headers: dict[str, Header] = {}
-        self.identities: dict[str, Hashable] = {}
         self.first_names: dict[Hashable, str] = {}
         self.absent: dict[str, None] = {}
         self.directories: dict[str, None] = {}
@@ -343,16 +353,19 @@ class _Walk:
     def open(self, tree_path: str) -> bool:
         if tree_path in self.headers:
             return True
-        found = self.disk.find(self.layout.disk_path(tree_path))
+        return self.take(tree_path, self.disk.find(self.layout.disk_path(tree_path)))
+
+    def take(self, tree_path: str, found: Found | None) -> bool:
         if found is None:
             self.absent[tree_path] = None
             return False
         first = self.first_names.setdefault(found.identity, tree_path)
-        self.headers[tree_path] = Header(tree_path, found.digest, first)
-        if self.headers[first].digest != found.digest:
+        header = self.headers.setdefault(tree_path, Header(tree_path, found.digest, first))
+        if {header.digest, self.headers[first].digest} != {found.digest}:
             message = f"`{tree_path}` changed while it was read"
             raise CompileError(message)
-        self.queue.append(tree_path)
+        if len(self.headers) > len(self.queue):
+            self.queue.append(tree_path)
         return True
 
     def indirect(self, directory: str, name: str) -> bool:
@@ -379,7 +392,7 @@ class _Walk:
             return False
         if spelled is not None:
             self.directories.update(dict.fromkeys(passed))
-        return self.open(tree_path)
+        return self.take(tree_path, direct)
 
     def closure(self, source: str) -> Closure:
         for path in self.headers:

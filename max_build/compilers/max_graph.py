@@ -7,17 +7,16 @@ target and its MLIR context are global to a process.
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from max_build import distributions
 from max_build.compilers import Derivation, Job, Product, mojo_libraries
+from max_build.compilers.entry import imported, told
 from max_build.errors import CompileError, ToolchainError
 from max_build.key import Components, digest
 from max_build.record import Tensor
@@ -59,6 +58,10 @@ _NEUTRAL = re.compile(
     r"MODULAR_(HOME|DERIVED_PATH|USER_ID|CRASH_REPORTING.*|TELEMETRY.*|.*CACHE_(DIR|PATH|LOGGING)"
     r"|ENABLE_CACHE_LOGGING|PROFILE_FILENAME|STRUCTURED_LOGGING|OTLP_.*)"
 )
+# Where MAX finds its own parts.
+_PLACES = frozenset(
+    {"MODULAR_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_IMPORT_PATH"}
+)
 _OLDEST = (26, 7)
 
 
@@ -69,6 +72,7 @@ class MaxCompiler:
     accepts: tuple[Target, ...] = KNOWN_TARGETS
     runs_user_code = True
     one_job_per_process = True
+    distributions = DISTRIBUTIONS
 
     def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Check `host`, `options` and `rename`."""
@@ -85,18 +89,23 @@ class MaxCompiler:
         ):
             yield "options.defines", "must be a table of strings, integers and booleans"
         for pattern in unit.declared["rename"]:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                yield f"rename.{pattern!r}", f"is no regular expression: {error}"
+            if pattern.startswith("^"):
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    yield f"rename.{pattern!r}", f"is no regular expression: {error}"
+
+    def ambient(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables and the file that reach MAX's code generation, before it is imported."""
+        return _environment(environ)
 
     def derive(self, job: Job) -> Derivation:
         """Build the graph and hash its canonical text, with what the session adds to it."""
-        environment = _environment(os.environ)
+        environment = self.ambient(os.environ)
         _start(job)
-        with mojo_libraries.observed() as libraries:
-            graph = _call(job)
-        text = canonical_ir(graph, libraries)
+        with mojo_libraries.observed() as libraries, imported(job) as entry:
+            graph = _call(job, entry)
+            text = canonical_ir(graph, libraries)
         options = job.unit.declared["options"]
         canonical_options = {
             f"define.{name}": f"{type(value).__name__} {value}"
@@ -114,7 +123,11 @@ class MaxCompiler:
             environment=environment,
         )
         return Derivation(
-            components=components, ir=text, uncacheable=libraries.unknown(graph), state=graph
+            components=components,
+            ir=text,
+            uncacheable=libraries.unknown(graph),
+            state=graph,
+            reads=libraries.sources(),
         )
 
     def compile(self, job: Job, derivation: Derivation) -> Product:
@@ -224,35 +237,15 @@ def _start(job: Job) -> None:
     driver.set_virtual_cpu_target(job.unit.host)
 
 
-def _call(job: Job) -> Any:
-    """Import the entry and call it."""
+def _call(job: Job, function: Any) -> Any:
+    """Call the entry and look at what it returned."""
     from max.graph import Graph
 
     entry: str = job.unit.declared["entry"]
-    module_name, _, path = entry.partition(":")
-    sys.path[:0] = job.python_path
-    # The project's tree is not ours to write into.
-    sys.dont_write_bytecode = True
     try:
-        module = importlib.import_module(module_name)
+        graph = function(job.target)
     except Exception as error:
-        message = (
-            f"`{job.unit.where}.entry`: module `{module_name}` cannot be imported: {_told(error)}"
-        )
-        hint = ""
-        if isinstance(error, ModuleNotFoundError):
-            looked = ", ".join(f"`{os.path.relpath(one, job.root)}`" for one in job.python_path)
-            hint = f"looked in {looked} of the project and in the build environment"
-        raise CompileError(message, hint=hint) from error
-    try:
-        function = functools.reduce(getattr, path.split("."), module)
-    except AttributeError as error:
-        message = f"`{job.unit.where}.entry`: `{module_name}` has no `{path}`"
-        raise CompileError(message) from error
-    try:
-        graph = function(job.target)  # type: ignore[operator]
-    except Exception as error:
-        message = f"`{entry}` raised {_told(error)}"
+        message = f"`{entry}` raised {told(error)}"
         raise CompileError(message) from error
     except SystemExit as error:
         message = f"`{entry}` ended the process with status {error.code}"
@@ -273,18 +266,6 @@ def _call(job: Job) -> Any:
     return graph
 
 
-def _told(error: BaseException) -> str:
-    """An error of the project's own code: its type, text, and where in that code it arose."""
-    where = ""
-    frame = error.__traceback__
-    while frame is not None:
-        path = frame.tb_frame.f_code.co_filename
-        if os.sep + "max_build" + os.sep not in path and "importlib" not in path:
-            where = f" (`{Path(path).name}`, line {frame.tb_lineno})"
-        frame = frame.tb_next
-    return f"{type(error).__name__}: {error}{where}"
-
-
 def _last_cause(error: BaseException) -> str:
     """What the compiler itself said: MAX wraps it in a request to file an issue."""
     while error.__cause__ is not None:
@@ -292,13 +273,17 @@ def _last_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _environment(environ: os._Environ[str]) -> dict[str, str]:
-    """The variables that reach MAX's code generation, as they were before it was imported."""
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     found = {
         name: value
         for name, value in environ.items()
         if name in _VARIABLES or (name.startswith("MODULAR_") and not _NEUTRAL.fullmatch(name))
     }
+    # `import max` itself sets these, in this process or in one that started it.
+    own = tuple(os.path.join(place, "modular") for place in sys.path)
+    for name in _PLACES & found.keys():
+        if found[name].startswith(own):
+            del found[name]
     home = environ.get("MODULAR_HOME") or os.path.join(environ.get("HOME", ""), ".modular")
     with contextlib.suppress(OSError):
         found["modular.cfg"] = digest(Path(home, "modular.cfg").read_bytes())

@@ -50,6 +50,10 @@ class Libraries:
         """Label → digest of each library the text named; labels are positions, not paths."""
         return {f"library.{n}": one for n, one in enumerate(sorted(set(self.seen.values())), 1)}
 
+    def sources(self) -> tuple[Path, ...]:
+        """What the libraries came from: folders of Mojo sources, and files that came compiled."""
+        return tuple(sorted({self.built.get(path, Path(path)) for path in self.seen}))
+
     def unknown(self, graph: Any) -> str:
         """Why the libraries of a `max.graph.Graph` cannot be keyed; empty when they can."""
         for path in graph.kernel_libraries_paths:

@@ -120,9 +120,12 @@ def _check(answer: tuple[Any, ...]) -> Any:
 
 
 def _text(size: Any, fill: Any, program: Any) -> bytes:
-    buffer: bytes = b" " * _check(size(program))
+    # NVRTC writes into an immutable object here. One of a single byte is shared by the whole
+    # interpreter (every `b" "` is the same), so the buffer is longer than the text.
+    length = _check(size(program))
+    buffer = bytes(length + 2)
     _check(fill(program, buffer))
-    return buffer
+    return buffer[:length]
 
 
 def _hint(log: str, nvrtc: Any) -> str:
@@ -130,6 +133,6 @@ def _hint(log: str, nvrtc: Any) -> str:
         numbers = ", ".join(f"sm_{number}" for number in _check(nvrtc.nvrtcGetSupportedArchs()))
         return f"this NVRTC compiles for {numbers}, and for the `a` and `f` of the newer ones"
     missing = unopened_headers(log)
-    if missing:
+    if missing and not missing[0].startswith("."):
         return f"add the directory of `{missing[0]}` to `include-dirs`"
     return ""

@@ -1,9 +1,10 @@
 """The private include tree: exactly the bytes that were hashed, under names that never differ.
 
-NVRTC writes the paths of what it reads into line information and into `__FILE__`, and has no
-option to map them. So it runs with the tree as its working directory and is given every path
-through `/proc/self/cwd`, which reads the same on every machine. A header that the closure does not
-know is not there, and a source edited after it was hashed is noticed here and not compiled.
+NVRTC writes the paths of what it reads into `__FILE__` and into line information, into the latter
+the times of the files too, and has no option to map either. So it runs with the tree as its working
+directory and is given every path through `/proc/self/cwd`, which reads the same on every machine. A
+header that the closure does not know is not there, and a source edited after it was hashed is
+noticed here and not compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from max_build.compilers.includes import Closure, Files, Layout
+from max_build.compilers.includes import SOURCE_ROOT, Closure, Files, Layout
 from max_build.errors import CompileError, ToolchainError
 
 __all__ = ["CANONICAL", "Tree", "materialise"]
@@ -42,6 +43,10 @@ class Tree:
     source: bytes
     name: str
     include_args: tuple[str, ...]
+
+    def readable(self, log: str) -> str:
+        """A log with the paths of the project as they are written in the project."""
+        return log.replace(f"{CANONICAL}/{SOURCE_ROOT}/", "").replace(f"{CANONICAL}/", "")
 
 
 def materialise(closure: Closure, layout: Layout, files: Files, root: Path) -> Tree:
@@ -78,6 +83,7 @@ def materialise(closure: Closure, layout: Layout, files: Files, root: Path) -> T
             made.add(parent)
         if header.first == header.path:
             path.write_bytes(data)
+            os.utime(path, (0, 0))  # line information holds the time of each file
         else:
             path.hardlink_to(root / header.first)
     return Tree(

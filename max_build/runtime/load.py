@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+import msgspec
+
 from max_build.errors import LoadError, WeightsError
-from max_build.record import Record
+from max_build.manifest import WeightRules
 from max_build.runtime import locate
 from max_build.runtime.graph import Model, initialise
 from max_build.runtime.select import Choice, choose, this_machine
 
-__all__ = ["bring_up", "load"]
+__all__ = ["WeightFiles", "bring_up", "listed", "load"]
 
-Weights = str | PathLike[str] | Sequence[str | PathLike[str]]
+WeightFiles = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
 def load(
     package: str | Path,
     unit: str | None = None,
     *,
-    weights: Weights | None = None,
+    weights: WeightFiles | None = None,
     device: str = "auto",
 ) -> Model:
     """Load a compiled graph with its weights mapped; never compiles.
@@ -62,17 +64,14 @@ def load(
         message = f"the record of `{name}` for `{choice.target}` names no artifact of a graph"
         raise LoadError(message, hint="build it again")
     artifact = installed.artifact(blob)
-    files = found.weights if weights is None else _listed(weights)
-    return bring_up(name, choice, artifact, files, found.rename, installed.bases)
+    rules = found.weights
+    if weights is not None:
+        rules = msgspec.structs.replace(rules, files=listed(weights))
+    return bring_up(name, choice, artifact, rules, installed.bases)
 
 
 def bring_up(
-    unit: str,
-    choice: Choice,
-    artifact: Path,
-    files: Sequence[str],
-    rename: Mapping[str, str],
-    bases: tuple[Path, ...],
+    unit: str, choice: Choice, artifact: Path, rules: WeightRules, bases: tuple[Path, ...]
 ) -> Model:
     """Open and check the weights, then initialise the artifact.
 
@@ -87,20 +86,24 @@ def bring_up(
     wanted = choice.record.weights
     if not wanted:
         return initialise(unit, choice, artifact, {})
-    _check_named(unit, choice.record, files)
-    paths = [locate.weights_path(one, bases) for one in files]
-    bound = bind(wanted, open_weights(paths), rename=rename)
+    if not rules.files:
+        message = f"`{unit}` needs {len(wanted)} weights, and no file was named"
+        hint = f"pass `weights=`, or set `weights` in [tool.max-build.graphs.{unit}]"
+        raise WeightsError(message, hint=hint)
+    paths = [locate.weights_path(one, bases) for one in rules.files]
+    bound = bind(
+        wanted,
+        open_weights(paths),
+        rename=rules.rename,
+        tied=rules.tied,
+        transpose=rules.transpose,
+        cast=rules.cast,
+    )
     return initialise(unit, choice, artifact, bound)
 
 
-def _check_named(unit: str, record: Record, files: Sequence[str]) -> None:
-    if not files:
-        message = f"`{unit}` needs {len(record.weights)} weights, and no file was named"
-        hint = f"pass `weights=`, or set `weights` in [tool.max-build.graphs.{unit}]"
-        raise WeightsError(message, hint=hint)
-
-
-def _listed(weights: Weights) -> tuple[str, ...]:
+def listed(weights: WeightFiles) -> tuple[str, ...]:
+    """The `weights` argument of `load`, whatever its form, as a tuple of paths."""
     if isinstance(weights, str | PathLike):
         weights = [weights]
     return tuple(str(one) for one in weights)

@@ -6,6 +6,7 @@ versions before, so the one that is there is used and nothing changes when the b
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -89,10 +90,22 @@ class Inflater:
             raise StoreError(message, kind="corrupt")
 
 
-def open_packed(path: Path, mode: Literal["rb", "wb"]) -> BinaryIO:
-    """Open a zstd-compressed file."""
-    file: BinaryIO = _zstd().open(path, mode)
-    return file
+@contextlib.contextmanager
+def open_packed(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    """Open a zstd-compressed file.
+
+    Raises
+    ------
+    StoreError
+        `corrupt`, as soon as something is read that is not zstd.
+    """
+    zstd = _zstd()
+    try:
+        with zstd.open(path, mode) as file:
+            yield file
+    except zstd.ZstdError as error:
+        message = f"`{path}` cannot be read as zstd: {error}"
+        raise StoreError(message, kind="corrupt") from error
 
 
 def _zstd() -> Any:  # a module, under either name

@@ -49,6 +49,11 @@ class Memo:
         self._index: Any = None
         self._lock = threading.Lock()
 
+    @property
+    def folder(self) -> Path | None:
+        """Where it is, for another process to open; None if it remembers nothing."""
+        return self._folder
+
     def get(self, namespace: str, key: str) -> bytes | None:
         """The value last set, or None."""
         value = self._try(lambda index: index.get(f"{namespace}:{key}"))

@@ -15,7 +15,7 @@ from max_build.store.base import Leases
 __all__ = ["shared_lease"]
 
 _FIRST_POLL = 0.1
-_LAST_POLL = 2.0
+_LAST_POLL = 1.0
 
 
 @contextlib.contextmanager
@@ -76,28 +76,25 @@ def _wait(
     guard: Callable[..., object],
 ) -> tuple[bool, bool]:
     """Whether another was waited for, and whether the lease is ours now."""
+    if guard(lambda: leases.take_lease(key, owner)):
+        return False, True
     start = changed = time.monotonic()
     seen: object = None
-    waited = False
     pause = _FIRST_POLL
-    while True:
-        if guard(lambda: leases.take_lease(key, owner)):
-            return waited, True
-        waited = True
+    while time.monotonic() - start < limit:
         mark = guard(lambda: leases.lease_mark(key))
         now = time.monotonic()
         if mark is None:
-            continue
+            break  # done: its result is there for everybody, none of them needs the lease
         if mark != seen:
             seen, changed = mark, now
         elif now - changed >= expiry:
             guard(lambda: leases.drop_lease(key, None))
-            changed = now
-            continue
-        if now - start >= limit:
-            return waited, False
+            if guard(lambda: leases.take_lease(key, owner)):
+                return True, True
         time.sleep(pause)
         pause = min(pause * 1.5, _LAST_POLL, expiry / 3)
+    return True, False
 
 
 def _beat(

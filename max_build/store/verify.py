@@ -52,9 +52,8 @@ def verify(
         If the store cannot list.
     """
     findings: list[Finding] = []
-    blobs: set[str] = set()
     damaged: set[str] = set()
-    entries = 0
+    entries = blobs = 0
 
     def judge(kind: Kind, name: str, problem: str) -> None:
         if problem:
@@ -64,15 +63,15 @@ def verify(
         seen()
 
     for item in store.list("cas"):
-        blobs.add(item.name)
+        blobs += 1
         problem = _blob(store, item.name)
         if problem:
             damaged.add(item.name)
         judge("cas", item.name, problem)
     for item in store.list("ac"):
         entries += 1
-        judge("ac", item.name, _entry(store, item.name, blobs - damaged))
-    return Verified(entries, len(blobs), tuple(findings))
+        judge("ac", item.name, _entry(store, item.name, damaged))
+    return Verified(entries, blobs, tuple(findings))
 
 
 def _blob(store: Store, name: str) -> str:
@@ -85,7 +84,7 @@ def _blob(store: Store, name: str) -> str:
     return "" if sink.digest() == name else "its bytes are not those of its name"
 
 
-def _entry(store: Store, name: str, blobs: set[str]) -> str:
+def _entry(store: Store, name: str, damaged: set[str]) -> str:
     try:
         data = store.get_entry(name)
         if data is None:
@@ -94,12 +93,14 @@ def _entry(store: Store, name: str, blobs: set[str]) -> str:
         if holds_recipes(payload):
             unseal_recipes(name, payload)
             return ""
-        gone = [b.digest for b in decode(payload, name).blobs if b.digest not in blobs]
-        # One that was published after the blobs were listed is looked for again.
-        gone = [digest for digest in gone if not store.has_blob(digest)]
+        gone = [
+            blob.digest
+            for blob in decode(payload, name).blobs
+            if blob.digest in damaged or not store.has_blob(blob.digest)
+        ]
     except (StoreError, ValueError) as error:
         return str(error)
-    return f"it names blob {gone[0][:12]}, which is not there" if gone else ""
+    return f"it names blob {gone[0][:12]}, which is gone or damaged" if gone else ""
 
 
 class _Nowhere:

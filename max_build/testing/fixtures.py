@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from max_build.config import load_settings
 from max_build.errors import LoadError, NotBuiltError
+from max_build.manifest import WeightRules
 from max_build.pipeline import Mode, build
 from max_build.record import Record
 from max_build.runtime.graph import Model
 from max_build.store import open_cache
+
+if TYPE_CHECKING:
+    from max_build.runtime.load import WeightFiles
 
 __all__ = ["Artifact", "Artifacts"]
 
@@ -65,7 +70,7 @@ class Artifacts:
         self,
         unit: str,
         target: str = "cpu",
-        weights: str | PathLike[str] | Sequence[str] | None = None,
+        weights: WeightFiles | None = None,
     ) -> Model:
         """The graph of a unit, initialised with its weights.
 
@@ -76,24 +81,19 @@ class Artifacts:
         WeightsError
             If the weights are missing or do not fit.
         """
-        from max_build.runtime.load import bring_up
+        from max_build.runtime.load import bring_up, listed
         from max_build.runtime.select import choose, this_machine
 
         artifact = self.artifact(unit, target)
         if "mef" not in artifact.files:
             message = f"`{unit}` is a kernel module, not a graph"
             raise LoadError(message)
-        declared = self._settings.unit(unit).declared
-        if weights is None:
-            files = tuple(declared["weights"])
-        elif isinstance(weights, str | PathLike):
-            files = (str(weights),)
-        else:
-            files = tuple(weights)
+        rules = WeightRules.declared(self._settings.unit(unit).declared)
+        if weights is not None:
+            rules = msgspec.structs.replace(rules, files=listed(weights))
         device = "cpu" if target == "cpu" else "gpu"
         choice = choose(unit, {target: artifact.record}, this_machine(), device)
-        path = artifact.files["mef"]
-        return bring_up(unit, choice, path, files, declared["rename"], (self._project,))
+        return bring_up(unit, choice, artifact.files["mef"], rules, (self._project,))
 
     def close(self) -> None:
         """Close the cache."""

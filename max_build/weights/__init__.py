@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from max_build.errors import WeightsError
@@ -16,10 +17,10 @@ from max_build.weights.sources import Source, find, pickle_kind
 from max_build.weights.tensor import Tensor
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from max_build.weights.policy import Mode
+    from max_build.weights.remembered import Remembered
 
 __all__ = ["Tensor", "Weights", "open_weights"]
 
@@ -28,6 +29,7 @@ def open_weights(
     path_or_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     mode: Mode = "auto",
+    memo: str | os.PathLike[str] | None = None,
 ) -> Weights:
     """Open the weights of a model: headers are read and validated, nothing is copied.
 
@@ -40,6 +42,10 @@ def open_weights(
         `map` reads tensors in place, `read` reads them into memory in large pieces when they
         are first asked for, `auto` maps local files and reads those of network filesystems.
 
+    memo
+        A folder that remembers validated headers between processes; long ones are then
+        opened without being parsed. Only of use for thousands of tensors, or vocabularies.
+
     Raises
     ------
     WeightsError
@@ -49,7 +55,12 @@ def open_weights(
         message = f"mode must be 'auto', 'map' or 'read', got {mode!r}"
         raise WeightsError(message)
     source = find(path_or_paths)
-    shards = [_shard(path, mode) for path in source.paths]
+    remembered = None
+    if memo is not None:
+        from max_build.weights.remembered import Remembered
+
+        remembered = Remembered(os.fspath(memo))
+    shards = [_shard(File(path, mode), remembered) for path in source.paths]
     if shards[0].header.format == "gguf":
         shards = split.whole(shards)
     formats = {shard.header.format for shard in shards}
@@ -61,15 +72,23 @@ def open_weights(
     return Weights(shards, _merged(shards) if len(shards) > 1 else None)
 
 
-def _shard(path: str, mode: Mode) -> Shard:
-    file = File(path, mode)
+def _shard(file: File, remembered: Remembered | None) -> Shard:
+    if remembered is not None and (header := remembered.by_stamp(file)):
+        return Shard(file, header)
     start = file.read(0, min(file.size, 9))
     if start.startswith(gguf.MAGIC):
-        return Shard(file, gguf.read(file))
-    if kind := pickle_kind(start):
-        message = f"`{path}` is {kind}: opening it could run code"
+        header = gguf.read(file)
+    elif kind := pickle_kind(start):
+        message = f"`{file.path}` is {kind}: opening it could run code"
         raise WeightsError(message, hint="convert it to safetensors")
-    return Shard(file, safetensors.parse(safetensors.read(file), path=path, size=file.size))
+    else:
+        text = safetensors.read(file)
+        if remembered is not None and (known := remembered.by_header(file, text)):
+            return Shard(file, known)
+        header = safetensors.parse(text, path=file.path, size=file.size)
+    if remembered is not None:
+        remembered.put(file, header)
+    return Shard(file, header)
 
 
 def _merged(shards: list[Shard]) -> dict[str, int]:

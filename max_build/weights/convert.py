@@ -54,7 +54,7 @@ class Converted(Tensor):
         import numpy as np
 
         source = self.source
-        if self.type is source.type:
+        if self.type is source.type and self.order == source.order:
             array = source.writable()
         else:
             kind = np.dtype(self.type.raw)

@@ -31,7 +31,6 @@ __all__ = ["decode", "digest", "encode"]
 
 _MAGIC = b"MBWIDX1" + sys.byteorder[:1].encode()
 _HEAD = struct.Struct("=8sQQQQ")
-_VALUE = bool | int | float | str | bytes | Array
 
 
 class _Extra(msgspec.Struct, array_like=True, frozen=True):
@@ -41,7 +40,7 @@ class _Extra(msgspec.Struct, array_like=True, frozen=True):
     data_start: int
     problems: tuple[str, ...]
     kinds: list[tuple[str, tuple[int, ...], int]]
-    metadata: dict[str, _VALUE]
+    metadata: dict[str, Any]
 
 
 def digest(header: bytes | bytearray, size: int) -> str:
@@ -110,7 +109,9 @@ def decode(data: bytes | memoryview, file: File) -> Header | None:
     entries = _Entries(view, count, names, kinds)
     metadata: Mapping[str, Any] = Header.frozen(extra.metadata)
     if extra.format == "gguf":
-        metadata = Metadata(extra.metadata, file, extra.order)
+        # No value is a list but those that stand for an array.
+        values = {k: Array(*v) if isinstance(v, list) else v for k, v in extra.metadata.items()}
+        metadata = Metadata(values, file, extra.order)
     return Header(extra.format, entries, metadata, extra.data_start, extra.order, extra.problems)
 
 

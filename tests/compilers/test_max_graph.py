@@ -121,9 +121,7 @@ def test_what_changes_the_graph_is_a_miss(
 
 
 def test_the_host_baseline_is_a_miss(derive: Derivation, before: Derived) -> None:
-    after = derive(
-        pyproject=PYPROJECT.replace("targets = [", 'host = "x86-64-v2"\ntargets = [')
-    )
+    after = derive(pyproject=PYPROJECT.replace("targets = [", 'host = "x86-64-v2"\ntargets = ['))
     assert changes(before.components, after.components) == (("host", "x86-64-v3", "x86-64-v2"),)
 
 
@@ -189,7 +187,9 @@ def test_a_builder_that_returns_something_else(derive: Derivation) -> None:
 
 
 def test_a_graph_without_an_output(derive: Derivation) -> None:
-    graph = "from max.graph import Graph\ndef build(target):\n    return Graph('g', input_types=[])\n"
+    graph = (
+        "from max.graph import Graph\ndef build(target):\n    return Graph('g', input_types=[])\n"
+    )
     assert "without an output" in refused(derive, graph=graph)
 
 
@@ -243,7 +243,8 @@ def test_a_kernel_library_is_keyed_by_every_source_of_its_package(
     derive: Derivation, tmp_path: Path
 ) -> None:
     graph = GRAPH.replace("from max.dtype", "from pathlib import Path\nfrom max.dtype").replace(
-        "device)]) as graph", "device)],\n        custom_extensions=[Path(__file__).parent / 'ops']) as graph"
+        "device)]) as graph",
+        "device)],\n        custom_extensions=[Path(__file__).parent / 'ops']) as graph",
     )
 
     def library(root: Path, helper: str) -> Path:

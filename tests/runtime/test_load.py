@@ -31,9 +31,7 @@ def weights(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def site(
-    project: Path, toy_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Path:
+def site(project: Path, toy_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The toy wheel, unpacked where it can be imported, and a cache that knows nothing of it."""
     done = run([sys.executable, "-m", "hatchling", "build", "-t", "wheel"], cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -29,7 +29,8 @@ def changed(name: str = "a", **fields: object) -> bytes:
 
 
 def raw(text: str, data: bytes = b"") -> bytes:
-    return safetensors(text.encode(), data)
+    """`text` as it is, but for a valid entry in the place of `ENTRY`."""
+    return safetensors(text.replace("ENTRY", ENTRY).encode(), data)
 
 
 ENTRY = json.dumps(F32)
@@ -47,16 +48,16 @@ HOSTILE = {
     "not_utf8": (safetensors(b'{"\xff":' + ENTRY.encode() + b"}", bytes(8)), "not valid JSON"),
     "utf16": (safetensors('{"a":1}'.encode("utf-16-le")), "not valid JSON"),
     "cut_json": (safetensors(b'{"a":{"dtype":"F32"'), "not valid JSON"),
-    "trailing_comma": (raw('{"a":%s,}' % ENTRY, bytes(8)), "not valid JSON"),
-    "trailing_text": (raw('{"a":%s}x' % ENTRY, bytes(8)), "not valid JSON"),
+    "trailing_comma": (raw('{"a":ENTRY,}', bytes(8)), "not valid JSON"),
+    "trailing_text": (raw('{"a":ENTRY}x', bytes(8)), "not valid JSON"),
     "nul_padding": (safetensors({"a": F32}, bytes(8), pad=b"\0"), "not valid JSON"),
     "nan": (raw('{"a":NaN}'), "not JSON"),
     "deep_json": (raw('{"a":' + "[" * 100_000 + "]" * 100_000 + "}"), "not valid JSON"),
     "deep_open": (raw('{"a":' * 100_000), "not valid JSON"),
-    "duplicate_name": (raw('{"a":%s,"a":%s}' % (ENTRY, ENTRY), bytes(8)), "'a' occurs twice"),
-    "duplicate_escaped": (raw(r'{"a":%s,"\u0061":%s}' % (ENTRY, ENTRY), bytes(8)), "occurs twice"),
+    "duplicate_name": (raw('{"a":ENTRY,"a":ENTRY}', bytes(8)), "'a' occurs twice"),
+    "duplicate_escaped": (raw(r'{"a":ENTRY,"\u0061":ENTRY}', bytes(8)), "occurs twice"),
     "duplicate_other": (
-        raw('{"a":%s,"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}' % ENTRY, bytes(8)),
+        raw('{"a":ENTRY,"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', bytes(8)),
         "'a' occurs twice",
     ),
     "duplicate_field": (
@@ -71,18 +72,18 @@ HOSTILE = {
         "'data_offsets' occurs twice",
     ),
     "duplicate_metadata": (
-        raw('{"__metadata__":{},"__metadata__":{},"a":%s}' % ENTRY, bytes(8)),
+        raw('{"__metadata__":{},"__metadata__":{},"a":ENTRY}', bytes(8)),
         "occurs twice",
     ),
     "duplicate_metadata_key": (
-        raw('{"__metadata__":{"k":"1","k":"2"},"a":%s}' % ENTRY, bytes(8)),
+        raw('{"__metadata__":{"k":"1","k":"2"},"a":ENTRY}', bytes(8)),
         "'k' occurs twice",
     ),
     "metadata_number": (safetensors({"__metadata__": {"k": 1}, **GOOD}, DATA), "text to text"),
     "metadata_nested": (safetensors({"__metadata__": {"k": {}}, **GOOD}, DATA), "text to text"),
     "metadata_list": (safetensors({"__metadata__": [], **GOOD}, DATA), "text to text"),
     "metadata_is_entry": (safetensors({**GOOD, "__metadata__": F32}, DATA), "text to text"),
-    "lone_surrogate": (raw(r'{"\ud800":%s}' % ENTRY, bytes(8)), "surrogates not allowed"),
+    "lone_surrogate": (raw(r'{"\ud800":ENTRY}', bytes(8)), "surrogates not allowed"),
     "entry_is_list": (safetensors({"a": []}), "must have the fields"),
     "entry_is_null": (safetensors({"a": None}), "must have the fields"),
     "no_dtype": (changed(dtype=None), "must have the fields"),

@@ -153,7 +153,7 @@ def test_several_models_in_a_directory_are_refused(names: list[str], tmp_path: P
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="holds no safetensors or GGUF"):
         open_weights(tmp_path)
-    with pytest.raises(WeightsError, match="cannot open .*No such file"):
+    with pytest.raises(WeightsError, match=r"cannot open .*No such file"):
         open_weights(tmp_path / "no.safetensors")
     with pytest.raises(WeightsError, match="no weights files were named"):
         open_weights([])

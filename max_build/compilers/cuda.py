@@ -1,0 +1,192 @@
+"""The `cuda` compiler: CUDA C++ and every header it can reach → a cubin, by NVRTC.
+
+The key is made of raw bytes, without loading a compiler; what is compiled is a private tree that
+holds exactly those bytes. A source whose headers cannot be known beforehand is compiled where it
+lies, and not kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
+from max_build.compilers.cuda_options import CudaOptions
+from max_build.compilers.elf import check_cubin
+from max_build.compilers.includes import Closure, Disk, Layout
+from max_build.compilers.notes import Notes
+from max_build.compilers.tree import CANONICAL, materialise
+from max_build.compilers.workspace import in_memory
+from max_build.errors import CompileError
+from max_build.key import Components
+from max_build.record import Kernel, Role
+from max_build.target import KNOWN_TARGETS, Target
+
+if TYPE_CHECKING:
+    from max_build.compilers import Memory
+    from max_build.config import Unit
+
+__all__ = ["CudaCompiler", "kernels_of"]
+
+_TREE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    options: CudaOptions
+    layout: Layout
+    closure: Closure
+
+
+class CudaCompiler:
+    """Compiles `source = "….cu"`."""
+
+    name = "cuda"
+    accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
+    runs_user_code = False
+    one_job_per_process = False
+
+    def __init__(self) -> None:
+        self._notes: tuple[Memory | None, Notes] | None = None
+
+    def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
+        """Check the options, and that nothing of Triton's is set."""
+        for name, reason in cuda_options.problems(unit.declared["options"]):
+            yield f"options.{name}", reason
+        yield from foreign(unit)
+
+    def derive(self, job: Job) -> Derivation:
+        """Hash the source and its headers; runs in the build process and loads no compiler."""
+        declared = job.unit.declared
+        options = cuda_options.decode(declared["options"])
+        layout = Layout.of(str(job.root), declared["include-dirs"])
+        notes = self._notes_of(job.memory)
+        compiler = nvrtc.build_id(notes.stats)
+        closure = notes.closure(posixpath.join(str(job.root.resolve()), declared["source"]), layout)
+        notes.save()
+        # What the compiler can tell from the bytes: their names, and which are one file.
+        files = {
+            one.path: one.digest + (f" same file as {one.first}" if one.first != one.path else "")
+            for one in closure.files
+        }
+        components = Components(
+            compiler={"nvrtc": compiler.removeprefix("nvrtc ")},
+            target=str(job.target),
+            options={
+                **options.canonical(),
+                "include-dirs": "\n".join(closure.include_dirs),
+                "keep-ptx": str(declared["keep-ptx"]).lower(),
+                "names": "\n".join(declared["names"]),
+                "source": closure.source,
+            },
+            sources={"source": files.pop(closure.source)},
+            dependencies=files,
+        )
+        return Derivation(
+            components,
+            uncacheable="; ".join(closure.problems[:3]),
+            state=_State(options, layout, closure),
+        )
+
+    def compile(self, job: Job, derivation: Derivation) -> Product:
+        """Compile from the private tree; in place only what cannot be compiled there."""
+        state: _State = derivation.state
+        if derivation.uncacheable:
+            return _in_place(job, state)
+        try:
+            return _in_tree(job, state)
+        except CompileError as error:
+            missed = nvrtc.unopened_headers(error.message)
+            if not missed:
+                raise
+            # The search may have overlooked a header: then it is there, and NVRTC finds it.
+            product = _in_place(job, state)
+        why = f"NVRTC found {', '.join(f'`{name}`' for name in missed)}, the search did not"
+        return Product(product.files, product.kernels, uncacheable=why)
+
+    def _notes_of(self, memory: Memory | None) -> Notes:
+        if self._notes is None or self._notes[0] is not memory:
+            self._notes = (memory, Notes(memory))
+        return self._notes[1]
+
+
+def foreign(unit: Unit) -> Iterator[tuple[str, str]]:
+    """The keys of a kernel's table that are set though only a Triton kernel has them."""
+    for name, default in (
+        ("constexprs", {}),
+        ("signature", {}),
+        ("specialisations", {}),
+        ("num-warps", 4),
+        ("num-stages", 3),
+    ):
+        if unit.declared[name] != default:
+            yield name, "is for a Triton kernel alone"
+
+
+def kernels_of(
+    cubin: bytes, target: str, names: Sequence[str], lowered: Mapping[str, str]
+) -> dict[str, Kernel]:
+    """Check a cubin; its kernels by the names asked for, or every one where none was.
+
+    Raises
+    ------
+    CompileError
+        If it is not a whole cubin for the target with those kernels in it.
+    """
+    promised = {name: lowered.get(name, name) for name in names}
+    found = check_cubin(cubin, target, promised.values())
+    if not promised:
+        promised = {name: name for name in found.entry_points}
+    return {name: Kernel(lowered=symbol) for name, symbol in promised.items()}
+
+
+def _in_tree(job: Job, state: _State) -> Product:
+    with in_memory(job.scratch, _TREE_BYTES) as directory:
+        tree = materialise(state.closure, state.layout, Disk(), directory)
+        try:
+            with contextlib.chdir(tree.root):
+                return _compile(job, state, tree.source, tree.name, tree.include_args)
+        except CompileError as error:
+            message = _where_it_lies(error.message, job, state.layout)
+            raise CompileError(message, hint=error.hint) from error
+
+
+def _where_it_lies(text: str, job: Job, layout: Layout) -> str:
+    """A message with the paths of the tree turned into those of the user's files."""
+    root = os.path.realpath(job.root)
+    for name, directory in layout.roots.items():
+        shown = "" if directory == root else f"{directory}/"
+        text = text.replace(f"{CANONICAL}/{name}/", shown)
+    return text
+
+
+def _in_place(job: Job, state: _State) -> Product:
+    layout = state.layout
+    path = Path(layout.disk_path(state.closure.source))
+    include_args = [f"-I{layout.disk_path(one)}" for one in layout.include_dirs]
+    return _compile(job, state, path.read_bytes(), str(path), include_args)
+
+
+def _compile(
+    job: Job, state: _State, source: bytes, name: str, include_args: Sequence[str]
+) -> Product:
+    declared = job.unit.declared
+    names: tuple[str, ...] = declared["names"]
+    arguments = (*state.options.arguments(), *include_args)
+    compiled = nvrtc.compile_cubin(source, name, str(job.target), arguments, names)
+    if compiled.log:
+        print(
+            _where_it_lies(compiled.log, job, state.layout)
+        )  # a worker's output is the record's log
+    kernels = kernels_of(compiled.cubin, str(job.target), names, compiled.lowered)
+    files: dict[Role, Path | tuple[Path, ...]] = {"cubin": job.scratch / "kernel.cubin"}
+    (job.scratch / "kernel.cubin").write_bytes(compiled.cubin)
+    if declared["keep-ptx"]:
+        files["ptx"] = job.scratch / "kernel.ptx"
+        (job.scratch / "kernel.ptx").write_bytes(compiled.ptx)
+    return Product(files=files, kernels=kernels)

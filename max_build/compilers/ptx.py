@@ -1,0 +1,93 @@
+"""The `ptx` compiler: a PTX module → a cubin, by nvJitLink."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from max_build.compilers import Derivation, Job, Product, cuda_options, linker
+from max_build.compilers.cuda import foreign, kernels_of
+from max_build.compilers.cuda_options import PTX_NAMES, CudaOptions
+from max_build.compilers.notes import Notes
+from max_build.errors import CompileError
+from max_build.key import Components, digest
+from max_build.record import Role
+from max_build.target import KNOWN_TARGETS, Target
+
+if TYPE_CHECKING:
+    from max_build.compilers import Memory
+    from max_build.config import Unit
+
+__all__ = ["PtxCompiler"]
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    options: CudaOptions
+    module: bytes
+
+
+class PtxCompiler:
+    """Compiles `source = "….ptx"`."""
+
+    name = "ptx"
+    accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
+    runs_user_code = False
+    one_job_per_process = False
+
+    def __init__(self) -> None:
+        self._notes: tuple[Memory | None, Notes] | None = None
+
+    def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
+        """Check the options, and that nothing is set that a PTX module cannot have."""
+        for name, reason in cuda_options.problems(unit.declared["options"], PTX_NAMES):
+            yield f"options.{name}", reason
+        if unit.declared["include-dirs"]:
+            yield "include-dirs", "is not for PTX, which includes nothing"
+        yield from foreign(unit)
+
+    def derive(self, job: Job) -> Derivation:
+        """Hash the module; runs in the build process and loads no compiler."""
+        declared = job.unit.declared
+        options = cuda_options.decode(declared["options"], names=PTX_NAMES)
+        path = job.root / declared["source"]
+        try:
+            module = path.read_bytes()
+        except OSError as error:
+            message = f"`{declared['source']}` cannot be read: {error.strerror}"
+            raise CompileError(message) from error
+        linker.read_ptx(module, declared["source"])
+        if self._notes is None or self._notes[0] is not job.memory:
+            self._notes = (job.memory, Notes(job.memory))
+        compiler = linker.build_id(self._notes[1].stats)
+        self._notes[1].save()
+        components = Components(
+            compiler={"nvjitlink": compiler.partition(" ")[2]},
+            target=str(job.target),
+            options={
+                **options.canonical(),
+                "keep-ptx": str(declared["keep-ptx"]).lower(),
+                "names": "\n".join(declared["names"]),
+            },
+            sources={"source": digest(module)},
+        )
+        return Derivation(components, state=_State(options, module))
+
+    def compile(self, job: Job, derivation: Derivation) -> Product:
+        """Compile the bytes that were hashed."""
+        state: _State = derivation.state
+        declared = job.unit.declared
+        linked = linker.link_cubin(
+            state.module, declared["source"], str(job.target), state.options.linker_arguments()
+        )
+        if linked.log:
+            print(linked.log)  # a worker's output is the record's log
+        kernels = kernels_of(linked.cubin, str(job.target), declared["names"], {})
+        files: dict[Role, Path | tuple[Path, ...]] = {"cubin": job.scratch / "kernel.cubin"}
+        (job.scratch / "kernel.cubin").write_bytes(linked.cubin)
+        if declared["keep-ptx"]:
+            files["ptx"] = job.scratch / "kernel.ptx"
+            (job.scratch / "kernel.ptx").write_bytes(state.module)
+        return Product(files=files, kernels=kernels)

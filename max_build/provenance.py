@@ -1,0 +1,475 @@
+"""From a tracer's notes to a recipe, or to the reason why there can be none.
+
+Everything noted is either the project's, the interpreter's, a distribution's or nobody's. What the
+project and the distributions that it imports did counts; what the compiler does of its own accord
+is the compiler's, whose adapter says what it takes from the machine (`Direct.ambient`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import NoReturn
+
+from max_build import distributions, inotify
+from max_build.distributions import normalise
+from max_build.key import Components
+from max_build.recipe import Distribution, Recipe, broken
+from max_build.surroundings import Here, is_site, listing_of
+from max_build.tracing import Stack, Tracer, content
+
+__all__ = ["recipe_of"]
+
+# Read by Python, which is traced, by a compiler, whose adapter tells, or not at all.
+_SOURCES = (
+    ".py",
+    ".pyi",
+    ".pyc",
+    ".so",
+    ".mojo",
+    ".cu",
+    ".cuh",
+    ".h",
+    ".hpp",
+    ".ptx",
+    ".toml",
+    ".md",
+)
+_PINNED = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*[^*;,\s]+\s*$")
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_ALWAYS = ("PYTHONOPTIMIZE", "PYTHONPATH")
+
+
+class _UnsuitableError(Exception):
+    """Why no recipe can stand for the derivation."""
+
+
+def recipe_of(
+    tracer: Tracer,
+    here: Here,
+    components: Components,
+    *,
+    root: str,
+    python_path: tuple[str, ...],
+    scratch: str,
+    compiler: tuple[str, ...],
+    adapter: str,
+    reads: Iterable[Path],
+) -> tuple[Recipe | None, str]:
+    """The recipe of a derivation that was just traced, or None and why the unit always derives.
+
+    Parameters
+    ----------
+    here
+        What the recipe has to hold against now, or something changed meanwhile.
+    compiler
+        The distributions that make up the compiler.
+    adapter
+        File of the adapter.
+    reads
+        Files and folders that were read out of Python's sight.
+    """
+    maker = _Maker(tracer, root, python_path, scratch, compiler, adapter)
+    try:
+        recipe = maker.recipe(components, here, tuple(reads))
+    except _UnsuitableError as error:
+        return None, str(error)
+    if changed := broken(recipe, here):
+        return None, f"{changed} while it was derived"
+    return recipe, ""
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise _UnsuitableError(reason)
+
+
+class _Maker:
+    def __init__(
+        self,
+        tracer: Tracer,
+        root: str,
+        python_path: tuple[str, ...],
+        scratch: str,
+        compiler: tuple[str, ...],
+        adapter: str,
+    ) -> None:
+        self._tracer = tracer
+        self._notes = tracer.notes
+        self._root = root
+        self._own = (root, *python_path)
+        self._temporary = (scratch, os.path.realpath(tempfile.gettempdir()), tempfile.gettempdir())
+        self._owners = _Owners(compiler)
+        self._adapter = adapter
+        self._reached: dict[str, str] = {}
+
+    def recipe(self, components: Components, here: Here, reads: tuple[Path, ...]) -> Recipe:
+        """Make it, or raise `_UnsuitableError`."""
+        notes = self._notes
+        self._reach()
+        self._refuse_deeds()
+        if notes.changed:
+            path = sorted(notes.changed)[0]
+            _refuse(f"`{self._inside(path) or path}` changed while it was derived")
+        self._refuse_strangers()
+        files = self._files()
+        listings = {
+            path: found
+            for place, found in notes.listings.items()
+            if (path := self._inside(place)) is not None
+        }
+        for tree in reads:
+            self._add_tree(tree, files, listings)
+        self._add_native(files)
+        looked = {
+            path: kind
+            for place, kind in notes.kinds.items()
+            if (path := self._inside(place)) not in (None, ".") and path not in files
+        }
+        return Recipe(
+            components=components,
+            python=here.python,
+            files=dict(sorted(files.items())),
+            looked=dict(sorted(looked.items())),
+            listings=dict(sorted(listings.items())),
+            modules=self._modules(),
+            imported=tuple(sorted(self._imported)),
+            lacking=tuple(sorted(self._lacking())),
+            variables={name: here.variable(name) for name in sorted(self._variables())},
+            distributions=self._distributions(components),
+        )
+
+    # --- who counts
+
+    def _reach(self) -> None:
+        """Find the distributions that the project imports, and those that these import.
+
+        The compiler's are not followed: what it imports for itself is a part of it.
+        """
+        notes = self._notes
+        self._imported: set[str] = set()
+        todo = [file for file in notes.imports if self._inside(file)]
+        done: set[str] = set()
+        while todo:
+            file = todo.pop()
+            if file in done:
+                continue
+            done.add(file)
+            for module in self._named(notes.imports.get(file, set())):
+                place = self._place_of(module)
+                if place is None or self._inside(place) or self._of_python(place):
+                    continue
+                owner = self._owners.of(place)
+                if owner is None:
+                    continue  # told by `_refuse_strangers`, which sees the file that was read
+                self._imported.add(module.partition(".")[0])
+                if owner not in self._reached:
+                    self._reached[owner] = module
+                    if owner not in self._owners.compiler:
+                        todo += [one for one in notes.imports if self._owners.of(one) == owner]
+
+    def _named(self, imports: Iterable[tuple[str, tuple[str, ...]]]) -> Iterator[str]:
+        for module, names in imports:
+            yield module
+            for name in names:
+                if self._place_of(f"{module}.{name}"):
+                    yield f"{module}.{name}"
+
+    def _place_of(self, module: str) -> str | None:
+        """The file of a module, or one of its directories; None where it has neither."""
+        if module in self._notes.located:
+            return self._notes.located[module]
+        found = sys.modules.get(module)
+        place = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
+        return place if isinstance(place, str) else None
+
+    def _counts(self, file: str) -> bool:
+        if file == "*" or self._inside(file):
+            return True
+        if file == self._adapter or self._of_python(file):
+            return False
+        owner = self._owners.of(file)
+        return owner not in self._owners.compiler and (owner is None or owner in self._reached)
+
+    def _involved(self, stacks: Iterable[Stack]) -> str:
+        """A file that counts, among all that asked; empty where none does."""
+        return next((file for stack in stacks for file in stack if self._counts(file)), "")
+
+    def _directly(self, stacks: Iterable[Stack]) -> str:
+        """The same, less what the compiler did on its own when it was called."""
+        return self._involved(
+            stack
+            for stack in stacks
+            if stack and (stack[0] == "*" or not self._is_compiler(stack[0]))
+        )
+
+    def _is_compiler(self, file: str) -> bool:
+        return file == self._adapter or self._owners.of(file) in self._owners.compiler
+
+    # --- what cannot be promised
+
+    def _refuse_deeds(self) -> None:
+        notes = self._notes
+        for what, stacks in notes.deeds.items():
+            if file := self._directly(stacks):
+                _refuse(f"{self._told(file)} {what}")
+        for what, stacks in notes.questions.items():
+            if file := next((one[0] for one in stacks if one and self._inside(one[0])), ""):
+                _refuse(f"{self._told(file)} {what}")
+        for what, stacks in notes.talks.items():
+            if file := self._involved(stacks):
+                _refuse(f"{self._told(file)} {what}")
+        if file := self._directly(notes.enumerated):
+            _refuse(f"{self._told(file)} reads the whole environment")
+        for place, stacks in notes.written.items():
+            if (file := self._directly(stacks)) and not self._is_scrap(place):
+                _refuse(f"{self._told(file)} changes `{self._inside(place) or place}`")
+        if self._tracer.blind:
+            _refuse(self._tracer.blind)
+        for module in ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"):
+            if module in sys.modules:
+                _refuse("starts processes by `multiprocessing`")
+
+    def _is_scrap(self, place: str) -> bool:
+        if place == os.devnull or f"{os.sep}__pycache__{os.sep}" in place:
+            return True
+        if self._inside(place):
+            return False
+        return any(place.startswith(one + os.sep) for one in self._temporary)
+
+    def _refuse_strangers(self) -> None:
+        """Refuse files that belong neither to the project nor to anything that has a version."""
+        notes = self._notes
+        for place, stacks in notes.opened.items():
+            if self._inside(place) or self._of_python(place) or place == os.devnull:
+                continue
+            if place in notes.written and self._is_scrap(place):
+                continue
+            file = self._involved(stacks)
+            if not file or (self._is_scrap(place) and not self._directly(stacks)):
+                continue
+            owner = self._owners.of(_source(place))
+            if owner is None:
+                _refuse(
+                    f"{self._told(file)} reads `{place}`, which belongs neither to the project nor "
+                    "to an installed distribution"
+                )
+            self._reached.setdefault(owner, "")
+        for place, stacks in (*notes.listed.items(), *notes.looked.items()):
+            if self._inside(place) or self._of_python(place) or self._is_scrap(place):
+                continue
+            if any(
+                one == place or one.startswith(place.rstrip(os.sep) + os.sep) for one in self._own
+            ):
+                continue
+            if self._owners.of(_source(place)) or self._in_site(place):
+                continue
+            if file := self._directly(stacks):
+                _refuse(f"{self._told(file)} looks at `{place}`, outside the project")
+
+    # --- what is the project's
+
+    def _files(self) -> dict[str, str]:
+        files: dict[str, str] = {}
+        for place, found in self._notes.files.items():
+            path = self._inside(place)
+            if path is None:
+                continue
+            if _source(place) != place:
+                _refuse(f"`{path}` was read in place of its source")
+            if not found:
+                _refuse(f"`{path}` cannot be read, or is no file")
+            files[path] = found
+        return files
+
+    def _add_tree(self, tree: Path, files: dict[str, str], listings: dict[str, str]) -> None:
+        place = os.path.abspath(tree)
+        if self._inside(place) is None:
+            owner = self._owners.of_tree(place)
+            if owner is None:
+                _refuse(f"`{place}` belongs neither to the project nor to a distribution")
+            self._reached.setdefault(owner, "")
+            return
+        todo = [place]
+        while todo:
+            one = todo.pop()
+            path = self._relative(one)
+            if os.path.isdir(one):
+                listings[path] = listing_of(one)
+                todo += [
+                    os.path.join(one, name) for name in os.listdir(one) if name != "__pycache__"
+                ]
+            elif found := content(one):
+                files.setdefault(path, found)
+            else:
+                _refuse(f"`{path}` cannot be read, or is no file")
+
+    def _add_native(self, files: dict[str, str]) -> None:
+        """What native code opened; also what other processes did, which does no harm."""
+        try:
+            opened = self._tracer.natively_opened()
+        except inotify.Overflow:
+            message = "too many files of the project were opened to follow"
+            _refuse(message)
+        for place in opened - self._notes.files.keys() - self._notes.written.keys():
+            path = self._inside(place)
+            if path and not place.endswith(_SOURCES) and (found := content(place)):
+                files.setdefault(path, found)
+
+    def _modules(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        return {
+            directory: dict(sorted(modules.items()))
+            for place, modules in sorted(self._notes.probed.items())
+            if (directory := self._inside(place)) is not None
+        }
+
+    # --- what is not
+
+    def _lacking(self) -> Iterator[str]:
+        for module, stacks in self._notes.asked.items():
+            if module in self._notes.located or module in sys.modules:
+                continue
+            if module.partition(".")[0] in sys.stdlib_module_names or not self._involved(stacks):
+                continue
+            parent = module.rpartition(".")[0]
+            place = self._place_of(parent) if parent else None
+            if place and not self._inside(place) and self._owners.of(place):
+                continue  # the parent's distribution decides
+            yield module
+
+    def _variables(self) -> Iterator[str]:
+        yield from _ALWAYS
+        for name, stacks in self._notes.variables.items():
+            if name not in _ALWAYS and self._involved(stacks):
+                yield name
+
+    def _distributions(self, components: Components) -> dict[str, Distribution]:
+        for name, identity in components.compiler.items():
+            if name not in self._owners.compiler or distributions.identity(name) != identity:
+                _refuse(f"what `{name}` is can only be told by a derivation")
+        used: dict[str, Distribution] = {}
+        mine = self._owners.of(self._adapter)
+        if mine is None and not self._adapter.startswith(_PACKAGE):
+            _refuse(f"the adapter `{self._adapter}` belongs to no installed distribution")
+        for name in sorted({*self._reached, *self._owners.compiler, *([mine] if mine else [])}):
+            identity = distributions.identity(name) or ""
+            if identity.endswith("+unrecorded"):
+                _refuse(f"distribution `{name}` has no record of its files")
+            used[name] = Distribution(identity=identity, brings=_brings(name) if identity else ())
+        return used
+
+    # --- places
+
+    def _inside(self, place: str) -> str | None:
+        """A place's path from the root with `/`, where it is the project's."""
+        if self._in_site(place):
+            return None
+        if any(place == one or place.startswith(one + os.sep) for one in self._own):
+            return self._relative(place)
+        return None
+
+    def _relative(self, place: str) -> str:
+        path = os.path.relpath(place, self._root)
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            _refuse(f"the name of {path!r} is not UTF-8")
+        return path
+
+    def _in_site(self, place: str) -> bool:
+        return "-packages" + os.sep in place + os.sep
+
+    def _of_python(self, place: str) -> bool:
+        library = os.path.dirname(os.path.abspath(os.__file__))
+        return place.startswith(library + os.sep) and not self._in_site(place)
+
+    def _told(self, file: str) -> str:
+        if file == "*":
+            return "the derivation"
+        inside = self._inside(file)
+        if inside:
+            return f"`{inside}`"
+        owner = self._owners.of(file)
+        return f"`{owner}`" if owner else f"`{file}`"
+
+
+class _Owners:
+    """Which distribution a file was installed by."""
+
+    def __init__(self, compiler: tuple[str, ...]) -> None:
+        self.compiler = frozenset(normalise(name) for name in compiler)
+        self._known: dict[str, str | None] = {}
+        self._files: dict[str, str] = {}
+        self._scanned: set[str] = set()
+        self._names: list[str] | None = None
+
+    def of(self, path: str) -> str | None:
+        """Normalised name of the distribution that lists a file, or a file in that directory."""
+        if path not in self._known:
+            self._known[path] = self._find(path)
+        return self._known[path]
+
+    def of_tree(self, path: str) -> str | None:
+        """The distribution that brought the files of a directory, or a file."""
+        for folder, _, names in os.walk(path):
+            for name in names:
+                return self.of(os.path.join(folder, name))
+        return self.of(path)
+
+    def _find(self, path: str) -> str | None:
+        if "-packages" + os.sep not in path and not any(
+            path.startswith(one + os.sep) for one in sys.path if one and is_site(one)
+        ):
+            return None
+        for name in self._likely(path):
+            self._scan(name)
+            if path in self._files:
+                return self._files[path]
+        return next(
+            (self._files[one] for one in self._files if one.startswith(path + os.sep)), None
+        )
+
+    def _likely(self, path: str) -> Iterator[str]:
+        """Distributions to look through: the compiler's, those of that name, then all."""
+        yield from sorted(self.compiler)
+        yield from dict.fromkeys(normalise(part) for part in path.split(os.sep) if part)
+        if self._names is None:
+            self._names = [
+                normalise(one.name) for one in metadata.distributions() if one.metadata is not None
+            ]
+        yield from self._names
+
+    def _scan(self, name: str) -> None:
+        if name in self._scanned:
+            return
+        self._scanned.add(name)
+        try:
+            found = metadata.distribution(name)
+        except (metadata.PackageNotFoundError, ValueError):
+            return
+        base = str(found.locate_file(""))
+        for line in (found.read_text("RECORD") or "").splitlines():
+            path = line.split(",", 1)[0]
+            self._files[os.path.normpath(os.path.join(base, path))] = normalise(name)
+
+
+def _brings(name: str) -> tuple[str, ...]:
+    """The distributions that one requires in exactly one version."""
+    found = (
+        _PINNED.match(text.partition(";")[0].strip())
+        for text in metadata.requires(name) or ()
+        if ";" not in text
+    )
+    return tuple(sorted({normalise(one[1]) for one in found if one}))
+
+
+def _source(place: str) -> str:
+    """The source file of a bytecode file; any other file is its own."""
+    folder, name = os.path.split(place)
+    if os.path.basename(folder) == "__pycache__" and ".pyc" in name:
+        return os.path.join(os.path.dirname(folder), name.partition(".")[0] + ".py")
+    return place

@@ -1,0 +1,97 @@
+"""Direct mode: a unit's key from a recipe that still holds, without running anything."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from max_build import compilers, distributions
+from max_build.compilers import Direct
+from max_build.config import Settings, Unit
+from max_build.errors import ToolchainError
+from max_build.key import key_of
+from max_build.recipe import Recipe, broken, decode, encode, lookup_key
+from max_build.store import Cache
+from max_build.surroundings import Here
+from max_build.target import Target
+from max_build.workers import environment
+
+__all__ = ["Recall", "Recalled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """What became of looking for a recipe.
+
+    Parameters
+    ----------
+    key
+        Of the components that a recipe which holds leads to; empty where none does.
+    reason
+        Why the newest recipe does not hold; empty where there is none, or one holds.
+    """
+
+    key: str = ""
+    recipe: Recipe | None = None
+    reason: str = ""
+
+
+class Recall:
+    """The recipes of one project in one build."""
+
+    def __init__(self, settings: Settings, cache: Cache) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._environ = environment(os.environ)
+        self._here = Here(
+            settings.root,
+            settings.python_path,
+            self._environ,
+            cache.memo.digest_of,
+            settings.toolchain,
+        )
+        self._version = distributions.identity("max-build") or ""
+
+    def recall(self, unit: Unit, target: Target) -> Recalled:
+        """Look for a recipe that holds: the newest first, the nearest tier first."""
+        lookup = self._lookup(unit, target)
+        if not lookup:
+            return Recalled()
+        reason = ""
+        tried: set[bytes] = set()
+        for everywhere in (False, True):
+            for data in self._cache.recipes(lookup, everywhere=everywhere):
+                recipe = None if data in tried else decode(data)
+                tried.add(data)
+                if recipe is None:
+                    continue
+                why = broken(recipe, self._here)
+                if not why:
+                    if everywhere:
+                        self._cache.add_recipe(lookup, data)
+                    return Recalled(key_of(recipe.components), recipe)
+                reason = reason or why
+        return Recalled(reason=reason)
+
+    def remember(self, unit: Unit, target: Target, recipe: Recipe) -> None:
+        """Keep the recipe of a derivation that came to an artifact."""
+        if lookup := self._lookup(unit, target):
+            self._cache.add_recipe(lookup, encode(recipe))
+
+    def _lookup(self, unit: Unit, target: Target) -> str:
+        """The key that the unit's recipes stand under; empty where its compiler knows none."""
+        adapter = compilers.get(unit.compiler)
+        if not isinstance(adapter, Direct):
+            return ""
+        try:
+            ambient = adapter.ambient(self._environ)
+        except ToolchainError:
+            return ""  # the derivation says it in full
+        return lookup_key(
+            unit,
+            target,
+            root=self._settings.root,
+            python_path=self._settings.python_path,
+            ambient=ambient,
+            version=self._version,
+        )

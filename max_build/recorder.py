@@ -1,0 +1,73 @@
+"""The worker's side of recipes: derive, and note what that took."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from max_build import compilers
+from max_build.compilers import Derivation, Direct, Job
+from max_build.recipe import Recipe
+
+if TYPE_CHECKING:
+    from max_build.tracing import Tracer
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Derives one job of a project after another in this process, whose notes add up.
+
+    What an earlier job imported, a later one finds imported. So each recipe is of all that this
+    process did, and may be false without need.
+    """
+
+    def __init__(self) -> None:
+        self._tracer: Tracer | None = None
+
+    def derive(self, job: Job) -> tuple[Derivation, Recipe | None, str]:
+        """Derive, and return the recipe with it, or why there is none.
+
+        Raises
+        ------
+        MaxBuildError
+            As the adapter's `derive`.
+        """
+        adapter = compilers.get(job.unit.compiler)
+        if not isinstance(adapter, Direct):
+            return adapter.derive(job), None, f"compiler `{adapter.name}` knows no recipes"
+        if self._tracer is None:
+            from max_build.tracing import Tracer
+
+            outside = (one for one in job.python_path if not _is_below(one, str(job.root)))
+            self._tracer = Tracer((str(job.root), *outside))
+        with self._tracer.tracing():
+            derivation = adapter.derive(job)
+        if derivation.uncacheable:
+            return derivation, None, derivation.uncacheable
+        return derivation, *_recipe(self._tracer, job, adapter, derivation)
+
+
+def _recipe(
+    tracer: Tracer, job: Job, adapter: Direct, derivation: Derivation
+) -> tuple[Recipe | None, str]:
+    from max_build.provenance import recipe_of
+    from max_build.surroundings import Here
+    from max_build.tracing import content
+
+    root = str(job.root)
+    return recipe_of(
+        tracer,
+        Here(root, job.python_path, tracer.environ, content, {}),
+        derivation.components,
+        root=root,
+        python_path=job.python_path,
+        scratch=str(job.scratch),
+        compiler=adapter.distributions,
+        adapter=getattr(sys.modules[type(adapter).__module__], "__file__", None) or "",
+        reads=derivation.reads,
+    )
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")

@@ -1,0 +1,514 @@
+"""What the code that runs in a worker asks of the machine, noted as it asks.
+
+An audit hook (PEP 578) sees files, directories, processes and the network; the environment,
+imports, `os.stat` and its like, clocks and sources of randomness are wrapped, since no audit event
+tells of them; inotify sees what native code opens below the project. `provenance` makes a recipe
+of the notes.
+
+Not seen, and so no part of a recipe: what native code reads outside the project, or asks of the
+system (device counts, the clock); times of files; the number of an object (`id`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import io
+import os
+import random
+import stat
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from importlib import machinery
+from types import CodeType, FrameType
+from typing import Any
+
+from max_build import inotify
+from max_build.key import digest
+from max_build.recipe import Kind
+from max_build.surroundings import candidates_in, kind_of, listing_of, names_in
+
+__all__ = ["Notes", "Stack", "Tracer", "content"]
+
+Stack = tuple[str, ...]
+"""Files of the Python code that is running, the innermost first; not the interpreter's, not ours."""
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_METADATA = os.path.join("importlib", "metadata")
+# Inside them time and chance decide names and log lines, not what is computed.
+_UNTOLD = tuple(_LIBRARY + name for name in ("tempfile.py", "logging" + os.sep))
+
+_PROCESSES = {
+    "os.exec": "starts a program",
+    "os.fork": "starts a process",
+    "os.forkpty": "starts a process",
+    "os.posix_spawn": "starts a program",
+    "os.spawn": "starts a program",
+    "os.system": "starts a program",
+    "pty.spawn": "starts a program",
+    "subprocess.Popen": "starts a program",
+}
+_CHANGES = frozenset(
+    f"os.{name}"
+    for name in "chmod chown link mkdir remove rename rmdir setxattr symlink truncate utime".split()
+)
+_CLOCKS = (
+    "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
+    "process_time_ns thread_time thread_time_ns clock_gettime clock_gettime_ns"
+).split()
+_CALENDARS = {"ctime": 0, "gmtime": 0, "localtime": 0, "strftime": 1, "asctime": 0}
+_MACHINE = (
+    "cpu_count process_cpu_count sched_getaffinity getloadavg uname getpid getppid getlogin".split()
+)
+_LOOKS = "stat lstat access readlink".split()
+
+
+class Notes:
+    """What was seen so far. Paths are absolute.
+
+    Parameters
+    ----------
+    files
+        File that was read → SHA-256 (hex) as it was then; empty where it could not be read.
+    opened
+        File that was read → on whose behalf, each time.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, str] = {}
+        self.opened: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.written: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.looked: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.listed: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.kinds: dict[str, Kind] = {}
+        """What was there when a place was first looked at."""
+        self.listings: dict[str, str] = {}
+        """Digest of a directory's names when it was first listed."""
+        self.probed: dict[str, dict[str, tuple[str, ...]]] = {}
+        """Directory → module that was looked for in it → what there was to choose among."""
+        self.located: dict[str, str] = {}
+        """Module → its file, or one of its directories."""
+        self.asked: defaultdict[str, set[Stack]] = defaultdict(set)
+        """Module → who wanted it found."""
+        self.imports: defaultdict[str, set[tuple[str, tuple[str, ...]]]] = defaultdict(set)
+        """File → what its import statements name: a module, and names from it."""
+        self.variables: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.enumerated: set[Stack] = set()
+        self.deeds: defaultdict[str, set[Stack]] = defaultdict(set)
+        """What no recipe can promise, in words → who did it directly."""
+        self.questions: defaultdict[str, set[Stack]] = defaultdict(set)
+        """What was asked about the machine: libraries do, to choose how they compute."""
+        self.talks: defaultdict[str, set[Stack]] = defaultdict(set)
+        """The same, whoever it was done through."""
+        self.changed: set[str] = set()
+        """Files that were not the same at two readings."""
+
+
+class Tracer:
+    """Traces this process from the moment it is made; an audit hook cannot be removed.
+
+    Parameters
+    ----------
+    roots
+        Directories of the project, absolute.
+    """
+
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self.notes = Notes()
+        self.environ = dict(os.environ)
+        self.active = False
+        self._roots = roots
+        self._inside = threading.local()
+        self._watch: inotify.Watch | None = None
+        self.blind = ""
+        """Why native code cannot be watched; empty when it is."""
+        try:
+            self._watch = inotify.Watch(roots, inotify.OPENED)
+        except (OSError, inotify.Overflow) as error:
+            self.blind = f"the project's directories cannot be watched: {error}"
+        self._wrap_environment()
+        self._wrap_imports()
+        self._wrap_looks()
+        self._wrap_clocks()
+        self._wrap_chance()
+        sys.addaudithook(self._audit)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Take notes for the length of the block, with the shared generators at their start."""
+        random.seed(0)
+        if "numpy.random.mtrand" in sys.modules:
+            sys.modules["numpy.random.mtrand"].seed(0)
+        self.active = True
+        try:
+            yield
+        finally:
+            self.active = False
+
+    def natively_opened(self) -> set[str]:
+        """Files below the project that any process has opened, Python sources aside.
+
+        Raises
+        ------
+        inotify.Overflow
+            If there were too many.
+        """
+        return self._watch.read() if self._watch is not None else set()
+
+    # --- the audit hook
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.active or getattr(self._inside, "busy", False):
+            return
+        if event == "open":
+            self._quietly(self._open, *arguments)
+        elif event in ("os.listdir", "os.scandir"):
+            self._quietly(self._list, *arguments)
+        elif event in _PROCESSES:
+            self._quietly(self._deed, _PROCESSES[event])
+        elif event in _CHANGES:
+            self._quietly(self._change, *arguments)
+        elif event.startswith("socket.") and event != "socket.__new__":
+            self._quietly(self._talk, "uses the network")
+        elif event == "exec":
+            self._quietly(self._execute, *arguments)
+        elif event in ("ctypes.dlopen", "sqlite3.connect"):
+            self._quietly(self._native, *arguments)
+
+    def _quietly(self, note: Callable[..., None], *arguments: Any) -> None:
+        """Note something; what that takes is not noted, and no fault of it reaches the code."""
+        self._inside.busy = True
+        try:
+            note(*arguments)
+        except Exception as error:  # a hole in the notes must not look like a recipe
+            self.notes.talks[f"could not be followed ({type(error).__name__}: {error})"].add(("*",))
+        finally:
+            self._inside.busy = False
+
+    def _open(self, path: Any, _mode: Any, flags: Any) -> None:
+        place = _absolute(path)
+        if place is None:
+            return
+        stack = _stack()
+        flags = flags if isinstance(flags, int) else 0
+        exists = os.path.exists(place)
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            self.notes.written[place].add(stack)
+            if flags & os.O_TRUNC or not exists:
+                return
+        if not exists:
+            self.notes.looked[place].add(stack)
+            self.notes.kinds.setdefault(place, "absent")
+        elif os.path.isdir(place):
+            self.notes.deeds["opens a directory by its descriptor"].add(stack)
+        else:
+            self._read(place, stack)
+
+    def _read(self, place: str, stack: Stack) -> None:
+        self.notes.opened[place].add(stack)
+        if not self._is_own(place):
+            return
+        found = content(place)
+        if self.notes.files.setdefault(place, found) != found:
+            self.notes.changed.add(place)
+
+    def _is_own(self, place: str) -> bool:
+        return any(place.startswith(root + os.sep) for root in self._roots)
+
+    def _list(self, path: Any) -> None:
+        frame = sys._getframe(3)
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return  # the finder's own cache: what it is asked for is noted there
+        stack = _stack()
+        if isinstance(path, int):
+            self.notes.deeds["lists a directory by its descriptor"].add(stack)
+            return
+        place = _absolute("." if path is None else path)
+        if place is not None and not _by(_METADATA, frame):
+            self.notes.listed[place].add(stack)
+            self.notes.listings.setdefault(place, listing_of(place))
+
+    def _change(self, *arguments: Any) -> None:
+        stack = _stack()
+        for one in arguments[:2]:
+            if isinstance(one, str | bytes | os.PathLike) and (place := _absolute(one)):
+                self.notes.written[place].add(stack)
+
+    def _native(self, path: Any, *_: Any) -> None:
+        if path is None or path == ":memory:":
+            return
+        stack = _stack()
+        text = os.fsdecode(path)
+        if os.sep in text and (place := _absolute(text)) and os.path.isfile(place):
+            self._read(place, stack)
+        else:
+            self.notes.deeds[f"loads `{text}`"].add(stack)
+
+    def _execute(self, code: Any) -> None:
+        if isinstance(code, CodeType) and self._is_own(code.co_filename) and reads_clock(code):
+            self.notes.deeds["reads the clock"].add((code.co_filename,))
+
+    def _deed(self, what: str) -> None:
+        self.notes.deeds[what].add(_stack())
+
+    def _question(self, what: str) -> None:
+        self.notes.questions[what].add(_stack())
+
+    def _talk(self, what: str) -> None:
+        self.notes.talks[what].add(_stack())
+
+    # --- what no audit event tells of
+
+    def _wrap_environment(self) -> None:
+        tracer = self
+
+        class Observed(os._Environ):  # type: ignore[type-arg]
+            """`os.environ`, whose readers are noted. Every other way to read ends in these."""
+
+            def __getitem__(self, key: Any) -> Any:
+                if tracer._noting():
+                    tracer._quietly(tracer._variable, key)
+                return super().__getitem__(key)
+
+            def __iter__(self) -> Iterator[Any]:
+                if tracer._noting():
+                    tracer._quietly(tracer._all_variables)
+                return super().__iter__()
+
+        os.environ.__class__ = Observed
+        os.environb.__class__ = Observed
+
+    def _variable(self, name: Any) -> None:
+        text = os.fsdecode(name)
+        data = os.environ._data  # type: ignore[attr-defined]
+        raw = data.get(os.fsencode(text))
+        now = None if raw is None else os.fsdecode(raw)
+        if now == self.environ.get(text):  # else it is what this process made of it
+            self.notes.variables[text].add(_stack())
+
+    def _all_variables(self) -> None:
+        self.notes.enumerated.add(_stack())
+
+    def _wrap_imports(self) -> None:
+        original, find, by_name = (
+            builtins.__import__,
+            machinery.FileFinder.find_spec,
+            importlib.import_module,
+        )
+        notes = self.notes
+
+        def importing(
+            name: str,
+            globals: Mapping[str, Any] | None = None,  # noqa: A002 - the interpreter's names
+            locals: Mapping[str, Any] | None = None,  # noqa: A002
+            fromlist: Any = (),
+            level: int = 0,
+        ) -> Any:
+            if self.active and globals and not level:
+                file = globals.get("__file__")
+                if file:
+                    notes.imports[file].add((name, tuple(fromlist or ())))
+            return original(name, globals, locals, fromlist, level)
+
+        def import_module(name: str, package: str | None = None) -> Any:
+            if self.active and not name.startswith("."):
+                file = sys._getframe(1).f_globals.get("__file__")
+                if file:
+                    notes.imports[file].add((name, ()))
+            return by_name(name, package)
+
+        def find_spec(finder: Any, fullname: str, target: Any = None) -> Any:
+            spec = find(finder, fullname, target)
+            if self.active:
+                self._quietly(self._probe, finder.path, fullname.rpartition(".")[2])
+                if spec is not None and (spec.origin or spec.submodule_search_locations):
+                    notes.located.setdefault(
+                        fullname, spec.origin or next(iter(spec.submodule_search_locations))
+                    )
+            return spec
+
+        class Asked:
+            """Finds nothing; first in line, it hears what everybody looks for."""
+
+            @staticmethod
+            def find_spec(fullname: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG004
+                if self._noting():
+                    self._quietly(self._asked, fullname)
+
+        builtins.__import__ = importing
+        importlib.import_module = import_module
+        machinery.FileFinder.find_spec = find_spec  # type: ignore[method-assign]
+        sys.meta_path.insert(0, Asked)  # type: ignore[arg-type]
+        sys.path_importer_cache.clear()
+
+    def _asked(self, fullname: str) -> None:
+        self.notes.asked[fullname].add(_stack())
+
+    def _probe(self, directory: str, module: str) -> None:
+        if directory not in self._roots and not self._is_own(directory):
+            return
+        modules = self.notes.probed.setdefault(directory, {})
+        if module in modules:
+            return
+        modules[module] = candidates_in(names_in(directory), module)
+        if module in modules[module]:  # a package only if it has an `__init__`
+            self._probe(os.path.join(directory, module), "__init__")
+
+    def _wrap_looks(self) -> None:
+        for name in _LOOKS:
+            original = getattr(os, name)
+
+            def looking(path: Any, *rest: Any, _original: Any = original, **options: Any) -> Any:
+                if self._noting() and not isinstance(path, int):
+                    self._quietly(self._look, path)
+                return _original(path, *rest, **options)
+
+            setattr(os, name, looking)
+            for group in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
+                if original in group:
+                    group.add(looking)
+
+    def _look(self, path: Any) -> None:
+        place = _absolute(path)
+        if place is not None:
+            self.notes.looked[place].add(_stack())
+            self.notes.kinds.setdefault(place, kind_of(place))
+
+    def _wrap_clocks(self) -> None:
+        for name in _CLOCKS:
+            self._wrap(time, name, "reads the clock", directly=True)
+        for name, needed in _CALENDARS.items():
+            self._wrap(time, name, "reads the clock", directly=True, unless=needed)
+        for name in _MACHINE:
+            if hasattr(os, name):
+                self._wrap(os, name, f"asks for `os.{name}`", self._question)
+
+    def _wrap_chance(self) -> None:
+        """Note what draws on the system; the shared generators are started by us."""
+        self._wrap(os, "urandom", "draws random bytes")
+        self._wrap(os, "getrandom", "draws random bytes")
+        random._urandom = os.urandom  # type: ignore[attr-defined]
+        seed = random.Random.seed
+        tracer = self
+
+        def seeding(generator: random.Random, a: Any = None, version: int = 2) -> None:
+            if a is None and tracer._noting():
+                tracer._quietly(tracer._deed, "uses a random generator without a seed")
+            seed(generator, a, version)
+
+        random.Random.seed = seeding  # type: ignore[method-assign, assignment]
+        random.seed = random._inst.seed  # type: ignore[attr-defined]
+        sys.meta_path.insert(0, _SeededNumpy)  # type: ignore[arg-type]
+
+    def _wrap(
+        self,
+        module: Any,
+        name: str,
+        what: str,
+        note: Callable[[str], None] | None = None,
+        *,
+        directly: bool = False,
+        unless: int | None = None,
+    ) -> None:
+        """Note calls of a function.
+
+        `directly` leaves out the interpreter's own library, whose threads and logs read clocks;
+        `unless` is the number of arguments above which the call is one of mere arithmetic.
+        """
+        original = getattr(module, name)
+        note = note or self._deed
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            if self._noting() and (unless is None or len(arguments) <= unless):
+                file = sys._getframe(1).f_code.co_filename
+                if not directly or not (_of_python(file) or file.startswith("<frozen")):
+                    self._quietly(note, what)
+            return original(*arguments, **options)
+
+        wrapped.__name__ = name
+        setattr(module, name, wrapped)
+
+    def _noting(self) -> bool:
+        return self.active and not getattr(self._inside, "busy", False)
+
+
+class _SeededNumpy:
+    """Gives numpy's shared generator its canonical state as soon as there is one."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != "numpy.random.mtrand":
+            return None
+        spec = machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def seeded(module: Any) -> None:
+                execute(module)
+                module.seed(0)
+
+            spec.loader.exec_module = seeded  # type: ignore[method-assign]
+        return spec
+
+
+def reads_clock(code: CodeType) -> bool:
+    """Whether a module's code names `datetime.now` and its like, which cannot be wrapped."""
+    names = set(code.co_names)
+    if names & {"now", "utcnow", "today"} and names & {"datetime", "date"}:
+        return True
+    return any(reads_clock(one) for one in code.co_consts if isinstance(one, CodeType))
+
+
+def _of_python(file: str) -> bool:
+    return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
+
+
+def _stack() -> Stack:
+    """Who is asking: empty where only the interpreter's library is, or time is of no account."""
+    found: dict[str, None] = {}
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and not file.startswith(_OURS) and not _of_python(file):
+            found[file] = None
+        elif not found and file.startswith(_UNTOLD):
+            return ()
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _by(part: str, frame: FrameType | None) -> bool:
+    """Whether a part of the interpreter's library is asking."""
+    while frame is not None and (
+        _of_python(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")
+    ):
+        if part in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _absolute(path: Any) -> str | None:
+    """A path as it is used here and now; None for a descriptor."""
+    if isinstance(path, int):
+        return None
+    place = os.path.join(os.getcwd(), os.fsdecode(path))
+    if os.pardir in place.split(os.sep):
+        return os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
+    return os.path.normpath(place)
+
+
+def content(path: str) -> str:
+    """SHA-256 (hex); empty for what is no file, or cannot be read."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return ""
+        with io.open(path, "rb") as file:
+            return digest(file.read())
+    except OSError:
+        return ""

@@ -1,0 +1,408 @@
+"""Local → shared → remote, with directories for both outer tiers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+
+import pytest
+
+from max_build.key import digest
+from max_build.store import CacheSettings, Hit, Miss, open_cache
+from max_build.store.tiers import Tier
+from max_build.store.trust import new_key
+from max_build.testing.store import example
+
+ARTIFACT = b"kernel " * 20_000
+
+
+class Team:
+    """Machines that share a directory and a remote."""
+
+    def __init__(self, base):
+        self.base = base
+        for name in ("shared", "remote"):
+            (base / name).mkdir()
+
+    def open(self, machine, **changes):
+        options = {
+            "dir": str(self.base / machine),
+            "shared": str(self.base / "shared"),
+            "remote": f"file://{self.base / 'remote'}",
+            "remote_mode": "read-write",
+        }
+        return open_cache(CacheSettings(**(options | changes)))
+
+    def publish(self, machine, name="unit", data=ARTIFACT, **changes):
+        record = example(name, data)
+        with self.open(machine, **changes) as cache:
+            cache.publish(record, {digest(data): data})
+            assert cache.warnings == []
+        return record
+
+    def path(self, tier, kind, name):
+        return self.base / tier / kind / name[:2] / name
+
+
+@pytest.fixture
+def team(tmp_path):
+    return Team(tmp_path)
+
+
+def test_a_colleague_hits_what_was_published(team):
+    record = team.publish("alice")
+    with team.open("bob") as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+        assert cache.path(record.blobs[0]).read_bytes() == ARTIFACT
+        assert cache.lookup(record.key) == Hit(record, "local")
+        assert cache.records_of("unit") == [record]
+        assert cache.stats.received == {"shared": len(ARTIFACT)}
+
+
+def test_blobs_rest_compressed_outside_and_raw_inside(team):
+    record = team.publish("alice")
+    name = record.blobs[0].digest
+    assert team.path("alice", "cas", name).read_bytes() == ARTIFACT
+    for tier in ("shared", "remote"):
+        assert team.path(tier, "cas", name).stat().st_size < len(ARTIFACT) / 50
+
+
+def test_a_remote_hit_fills_the_tiers_before_it(team):
+    record = team.publish("alice", shared="")
+    with team.open("bob") as cache:
+        assert cache.lookup(record.key) == Hit(record, "remote")
+    with team.open("carol", remote="") as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+
+
+def test_a_read_only_tier_is_not_written(team):
+    record = team.publish("alice", remote_mode="read", shared_mode="read")
+    assert not list((team.base / "remote").glob("*/*/*"))
+    assert not list((team.base / "shared").glob("*/*/*"))
+    with team.open("bob") as cache:
+        assert cache.lookup(record.key) == Miss("absent")
+
+
+def test_without_fetch_nothing_is_written(team):
+    record = team.publish("alice")
+    with team.open("bob") as cache:
+        assert cache.lookup(record.key, fetch=False) == Hit(record, "shared")
+        assert not list((team.base / "bob").glob("*/*/*"))
+        assert cache.stats.totals().hits == {}
+
+
+def test_a_lost_local_blob_comes_back_from_outside(team):
+    record = team.publish("alice")
+    team.path("alice", "cas", record.blobs[0].digest).unlink()
+    with team.open("alice") as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+    team.path("alice", "cas", record.blobs[0].digest).unlink()
+    with team.open("alice") as cache:
+        assert cache.path(record.blobs[0]).read_bytes() == ARTIFACT
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "raw", "gone"])
+def test_a_damaged_outer_blob_is_a_miss_that_heals(team, damage):
+    record = team.publish("alice", remote="")
+    path = team.path("shared", "cas", record.blobs[0].digest)
+    if damage == "gone":
+        path.unlink()
+    else:
+        other = example("other", b"other" * 1000)
+        team.publish("alice", "other", b"other" * 1000, remote="")
+        data = {
+            "cut": path.read_bytes()[:-3],
+            "other": team.path("shared", "cas", other.blobs[0].digest).read_bytes(),
+            "raw": ARTIFACT,
+        }[damage]
+        path.write_bytes(data)
+    with team.open("bob", remote="") as cache:
+        found = cache.lookup(record.key)
+        assert isinstance(found, Miss)
+        assert found.reason == "dangling"
+        cache.publish(record, {digest(ARTIFACT): ARTIFACT})
+    with team.open("carol", remote="") as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_outer_entry_is_a_miss_that_heals(team, damage):
+    record = team.publish("alice", remote="")
+    other = team.publish("alice", "other", b"other", remote="")
+    path = team.path("shared", "ac", record.key)
+    path.write_bytes(
+        {
+            "cut": path.read_bytes()[:50],
+            "empty": b"",
+            "other": team.path("shared", "ac", other.key).read_bytes(),
+        }[damage]
+    )
+    with team.open("bob", remote="") as cache:
+        found = cache.lookup(record.key)
+        assert isinstance(found, Miss)
+        assert found.reason == "damaged"
+        assert cache.stats.faults == {("shared", "corrupt"): 1}
+        cache.publish(record, {digest(ARTIFACT): ARTIFACT})
+    with team.open("carol", remote="") as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+
+
+def test_an_entry_whose_blob_was_collected_is_replaced_by_a_new_compile(team):
+    # A compile is not reproducible: the second has other bytes, under the same key.
+    record = team.publish("alice", remote="")
+    team.path("shared", "cas", record.blobs[0].digest).unlink()
+    again = example("unit", b"other bytes")
+    with team.open("bob", remote="") as cache:
+        cache.publish(again, {again.blobs[0].digest: b"other bytes"})
+    with team.open("carol", remote="") as cache:
+        assert cache.lookup(record.key) == Hit(again, "shared")
+
+
+def test_the_first_of_two_compiles_stays(team):
+    record = team.publish("alice", remote="")
+    again = team.publish("bob", "unit", b"other bytes", remote="")
+    with team.open("carol", remote="") as cache:
+        assert cache.lookup(again.key) == Hit(record, "shared")
+    with team.open("bob", remote="") as cache:
+        assert cache.lookup(again.key) == Hit(again, "local")
+
+
+def test_recipes_are_shared(team):
+    lookup = digest(b"l")
+    with team.open("alice") as cache:
+        cache.add_recipe(lookup, b'{"by":"alice"}')
+    with team.open("bob") as cache:
+        assert cache.recipes(lookup) == (b'{"by":"alice"}',)
+        cache.add_recipe(lookup, b'{"by":"bob"}')
+        assert cache.recipes(lookup) == (b'{"by":"bob"}',)
+        assert set(cache.recipes(lookup, everywhere=True)) == {b'{"by":"alice"}', b'{"by":"bob"}'}
+
+
+# --- a directory that is no good
+
+
+def test_a_missing_shared_directory_is_a_warning(team):
+    shutil.rmtree(team.base / "shared")
+    with team.open("alice", remote="") as cache:
+        assert "does not exist" in cache.warnings[0]
+        assert cache.lookup(digest(b"k")) == Miss("absent")
+
+
+def test_a_world_writable_shared_directory_needs_signatures(team):
+    (team.base / "shared").chmod(0o777)
+    with team.open("alice", remote="") as cache:
+        assert "everybody may write" in cache.warnings[0]
+        assert cache.outer == ()
+    with team.open("alice", remote="", shared_trust="require") as cache:
+        assert len(cache.outer) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_foreign_shared_directory_needs_signatures(team):
+    os.chown(team.base / "shared", 12345, 12345)
+    with team.open("alice", remote="") as cache:
+        assert "belongs to user 12345" in cache.warnings[0]
+        assert cache.outer == ()
+
+
+# --- trust
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return {
+        name: (new_key(name, tmp_path / f"{name}.key"), str(tmp_path / f"{name}.key"))
+        for name in ("ci", "eve")
+    }
+
+
+def demanding(keys, **changes):
+    return {"shared_trust": "require", "public_keys": (keys["ci"][0],), "remote": ""} | changes
+
+
+def test_a_signed_record_is_a_hit(team, keys):
+    record = team.publish("ci", remote="", signing_key=keys["ci"][1])
+    with team.open("bob", **demanding(keys)) as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+
+
+@pytest.mark.parametrize("forgery", ["unsigned", "eve", "altered", "replayed"])
+def test_any_other_record_is_a_miss_with_its_reason(team, keys, forgery):
+    from max_build.store.entry import Sealed, seal, unseal
+
+    record = example("unit", ARTIFACT)
+    if forgery == "unsigned":
+        team.publish("mallory", remote="")
+    elif forgery == "eve":
+        team.publish("mallory", remote="", signing_key=keys["eve"][1])
+    else:
+        name = "unit" if forgery == "altered" else "other"
+        signed = team.publish("ci", name, remote="", signing_key=keys["ci"][1])
+        path = team.path("shared", "ac", signed.key)
+        found: Sealed = unseal(path.read_bytes())
+        if forgery == "altered":
+            payload = found.payload.replace(b'"seconds":2.0', b'"seconds":3.0')
+            assert payload != found.payload
+            path.write_bytes(seal(payload, found.signatures))
+        else:
+            target = team.path("shared", "ac", record.key)
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(path, target)
+    with team.open("bob", **demanding(keys)) as cache:
+        found = cache.lookup(record.key)
+        assert isinstance(found, Miss)
+        expected = {"unsigned": "unsigned", "eve": "unsigned", "altered": "altered"}
+        assert found.reason == expected.get(forgery, "damaged")
+    if forgery != "replayed":
+        with team.open("carol", **demanding(keys, shared_trust="warn")) as cache:
+            assert isinstance(cache.lookup(record.key), Hit)
+            assert expected[forgery] in cache.warnings[0]
+        with team.open("dave", **demanding(keys, shared_trust="off")) as cache:
+            assert isinstance(cache.lookup(record.key), Hit)
+            assert cache.warnings == []
+
+
+def test_recipes_are_trusted_like_records(team, keys):
+    lookup = digest(b"l")
+    with team.open("mallory", remote="") as cache:
+        cache.add_recipe(lookup, b'{"key":"bad"}')
+    with team.open("bob", **demanding(keys)) as cache:
+        assert cache.recipes(lookup) == ()
+    with team.open("ci", **demanding(keys, signing_key=keys["ci"][1])) as cache:
+        cache.add_recipe(lookup, b'{"key":"good"}')
+    with team.open("bob", **demanding(keys)) as cache:
+        assert cache.recipes(lookup) == (b'{"key":"good"}',)
+
+
+def test_a_signer_replaces_what_it_does_not_trust(team, keys):
+    team.publish("mallory", "unit", b"bad", remote="")
+    good = example("unit", ARTIFACT)
+    with team.open("ci", **demanding(keys, signing_key=keys["ci"][1])) as cache:
+        assert isinstance(cache.lookup(good.key), Miss)
+        cache.publish(good, {digest(ARTIFACT): ARTIFACT})
+    with team.open("bob", **demanding(keys)) as cache:
+        assert cache.lookup(good.key) == Hit(good, "shared")
+
+
+def test_a_private_key_is_private_and_never_replaced(tmp_path):
+    from max_build.errors import ConfigError
+    from max_build.store.trust import read_signer
+
+    new_key("ci", tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(ConfigError, match="cannot be written"):
+        new_key("ci", tmp_path / "key")
+    secret = (tmp_path / "key").read_text()
+    (tmp_path / "key").write_text(secret[:-8])
+    with pytest.raises(ConfigError) as caught:
+        read_signer(tmp_path / "key")
+    assert secret[3:20] not in str(caught.value)
+
+
+# --- leases
+
+
+def test_machines_wait_for_each_other(team):
+    record = example("unit", ARTIFACT)
+    compiled = []
+
+    def build(machine):
+        with team.open(machine, remote="") as cache:
+            if isinstance(cache.lookup(record.key), Hit):
+                return
+            with cache.single_flight(record.key) as waited:
+                if waited and isinstance(cache.lookup(record.key), Hit):
+                    return
+                time.sleep(0.3)
+                compiled.append(machine)
+                cache.publish(record, {digest(ARTIFACT): ARTIFACT})
+
+    threads = [threading.Thread(target=build, args=(f"m{n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiled) == 1
+    assert not list((team.base / "shared" / "lease").iterdir())
+
+
+def test_a_dead_holder_costs_the_lease_and_no_more(team):
+    key = digest(b"k")
+    with team.open("alice", remote="") as cache:
+        (tier,) = cache.outer
+        assert tier.store.take_lease(key, b"dead")
+    # As if the other machine's clock were an hour ahead, or behind: nobody looks at it.
+    for skew in (3600, -3600):  # seconds
+        when = time.time() + skew
+        os.utime(team.base / "shared" / "lease" / key, (when, when))
+        started = time.monotonic()
+        with (
+            team.open("bob", remote="", lease=0.6) as cache,
+            cache.single_flight(key) as waited,
+        ):
+            assert waited
+            assert 0.5 < time.monotonic() - started < 10
+            tier.store.drop_lease(key, None)
+        tier.store.take_lease(key, b"dead")
+
+
+def test_a_living_holder_is_waited_for(team):
+    key = digest(b"k")
+    order = []
+
+    def hold():
+        with team.open("alice", remote="", lease=0.5) as cache, cache.single_flight(key):
+            order.append("held")
+            time.sleep(1.5)
+            order.append("released")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    while not order:
+        time.sleep(0.01)
+    with team.open("bob", remote="", lease=0.5) as cache, cache.single_flight(key) as waited:
+        order.append("next")
+        assert waited
+    holder.join()
+    assert order == ["held", "released", "next"]
+
+
+# --- a tier that is sick
+
+
+class Sick:
+    """A real directory whose file system stops answering."""
+
+    def __init__(self, store, delay):
+        self._store, self._delay = store, delay
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def get_entry(self, key):
+        time.sleep(self._delay)
+        return self._store.get_entry(key)
+
+
+def test_a_hung_tier_costs_its_budget_once(tmp_path):
+    from max_build.errors import StoreError
+    from max_build.store.directory import DirectoryStore
+
+    faults = []
+    tier = Tier(
+        Sick(DirectoryStore(tmp_path), 30),
+        "off",
+        request_timeout=0.2,
+        budget=0.5,
+        note=lambda label, error: faults.append(error.kind),
+    )
+    started = time.monotonic()
+    for _ in range(50):
+        with pytest.raises(StoreError):
+            tier.entry(digest(b"k"))
+    assert time.monotonic() - started < 5
+    assert not tier.open
+    assert faults.count("timeout") == 3
+    tier.close()
