@@ -8,6 +8,7 @@ import os
 import select
 import struct
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 __all__ = ["CHANGED", "OPENED", "Overflow", "Watch", "directories"]
 
@@ -83,7 +84,7 @@ class Watch:
             self.close()
             raise
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -14,7 +14,8 @@ from max_build import manifest as manifests
 from max_build.config import Settings, load_settings
 from max_build.errors import CompileError, ConfigError
 from max_build.manifest import Manifest, ManifestUnit, WeightRules
-from max_build.pipeline import Build, Event, Mode, build, summary
+from max_build.pipeline import Build, Event, Mode, summary
+from max_build.report.history import build_noted
 from max_build.store import open_cache
 
 __all__ = ["failure", "into_wheel", "manifest_of", "wheel_tag"]
@@ -60,7 +61,7 @@ def into_wheel(
     cache = open_cache(settings.cache)
     try:
         mode: Mode = "require-hit" if settings.require_hit else "build"
-        result = build(settings, cache, mode=mode, report=_Lines(app))
+        result = build_noted(settings, cache, mode=mode, report=_Lines(app))
         for warning in cache.warnings:
             app.display_warning(f"max-build: {warning}")
         if result.failed:

@@ -8,6 +8,7 @@ and the others go on.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 import tempfile
 import time
@@ -21,9 +22,11 @@ from max_build import compilers
 from max_build.compilers import Job
 from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
-from max_build.key import Components, changes, digest, key_of
+from max_build.explain import reason_of
+from max_build.key import digest, key_of
+from max_build.recall import Recall
 from max_build.record import Blob, Record, Role
-from max_build.store import Cache, Hit, Miss
+from max_build.store import Cache, Hit
 from max_build.target import Target
 from max_build.worker import Compile, Compiled, Derive, Derived, Failed
 from max_build.workers import Worker, Workers, capacity
@@ -51,6 +54,8 @@ class Outcome:
         Where a cached one was found.
     reason
         Why it missed, or why it is not kept.
+    always
+        Why no recipe can save its derivation, where one was needed.
     seconds
         Wall time this build spent on it.
     """
@@ -62,6 +67,7 @@ class Outcome:
     record: Record | None = None
     tier: str = ""
     reason: str = ""
+    always: str = ""
     error: MaxBuildError | None = None
     seconds: float = 0.0
 
@@ -141,6 +147,7 @@ class _Session:
         self._mode = mode
         self._report = report
         self._workers = Workers(Path(settings.root))
+        self._recall = Recall(settings, cache)
         self._scratch = Path(tempfile.mkdtemp(prefix="max-build-"))
 
     def __enter__(self) -> Self:
@@ -174,18 +181,20 @@ class _Session:
         return tuple(found[position] for position in range(len(todo)))
 
     def _without_worker(self, unit: Unit, target: Target) -> Outcome | None:
-        """Look up a unit whose key needs neither its code nor a compiler; None leaves it over."""
+        """Look up a unit whose key is known without its code or a compiler; None leaves it over."""
         adapter = compilers.get(unit.compiler)
-        if adapter.runs_user_code:
-            return None
         started = time.monotonic()
-        try:
-            derivation = adapter.derive(self._job(unit, target, self._scratch))
-        except MaxBuildError as error:
-            return self._done(_failure(unit, target, error, started))
-        if derivation.uncacheable:
+        if adapter.runs_user_code:
+            key = self._recall.key(unit, target)
+        else:
+            try:
+                derivation = adapter.derive(self._job(unit, target, self._scratch))
+            except MaxBuildError as error:
+                return self._done(_failure(unit, target, error, started))
+            key = "" if derivation.uncacheable else key_of(derivation.components)
+        if not key:
             return None
-        found = self._cache.lookup(key_of(derivation.components), fetch=self._mode != "look")
+        found = self._cache.lookup(key, fetch=self._mode != "look")
         return self._done(_hit(unit, target, found, started)) if isinstance(found, Hit) else None
 
     def _with_worker(self, unit: Unit, target: Target) -> Outcome:
@@ -194,10 +203,13 @@ class _Session:
             with self._workers.worker(unit.compiler) as worker, self._own_scratch() as scratch:
                 outcome = self._derive(worker, self._job(unit, target, scratch), started)
         except MaxBuildError as error:
+            if stale := self._recall.stale(unit, target):
+                error.add_note(f"it had to be derived anew: {stale}")
             outcome = _failure(unit, target, error, started)
         return self._done(outcome)
 
     def _derive(self, worker: Worker, job: Job, started: float) -> Outcome:
+        """Derive; then look up, compile, and keep the recipe of what came of it."""
         self._tell("deriving", job)
         answer = worker.ask(
             Derive(
@@ -213,13 +225,28 @@ class _Session:
         if isinstance(answer, Failed):
             raise answer.error()
         assert isinstance(answer, Derived)
+        outcome = self._find_or_make(worker, job, answer, started)
+        if answer.recipe and outcome.state in ("cached", "compiled") and self._mode != "look":
+            self._recall.remember(job.unit, job.target, answer.recipe)
+        return dataclasses.replace(outcome, always=answer.always)
+
+    def _find_or_make(
+        self, worker: Worker, job: Job, answer: Derived, started: float
+    ) -> Outcome:
         key = key_of(answer.components)
         if answer.uncacheable:
             return self._miss(worker, job, answer, answer.uncacheable, started)
         found = self._cache.lookup(key, fetch=self._mode != "look")
         if isinstance(found, Hit):
             return _hit(job.unit, job.target, found, started)
-        reason = self._explain(job.unit, answer.components, found)
+        reason = reason_of(
+            self._cache,
+            job.unit.name,
+            answer.components,
+            Path(answer.ir) if answer.ir else None,
+            found,
+            self._recall.stale(job.unit, job.target),
+        )
         if self._mode != "build":
             return self._miss(worker, job, answer, reason, started)
         self._tell("waiting", job)
@@ -268,16 +295,6 @@ class _Session:
             seconds=time.monotonic() - started,
         )
 
-    def _explain(self, unit: Unit, components: Components, miss: Miss) -> str:
-        """Say why a key is not there: the fault met, or what changed since the last record."""
-        if miss.reason != "absent":
-            return miss.reason
-        earlier = self._cache.records_of(unit.name)
-        near = min((changes(one.components, components) for one in earlier), key=len, default=None)
-        if near is None:
-            return "never compiled before"
-        return ", ".join(_change(*one) for one in near[:4]) + (" …" if len(near) > 4 else "")
-
     def _job(self, unit: Unit, target: Target, scratch: Path) -> Job:
         settings = self._settings
         root, memory = Path(settings.root), self._cache.memo
@@ -314,8 +331,11 @@ def _record(
     Raises
     ------
     CompileError
-        If a file that the worker named cannot be read, or is empty.
+        If a file that the worker named cannot be read or is empty, or a cubin is not what the
+        target asks for: an adapter of somebody else's may not have looked.
     """
+    from max_build.compilers.elf import check_cubin
+
     blobs: list[Blob] = []
     files: dict[str, Path | bytes] = {}
     named: list[tuple[Role, str]] = [
@@ -332,6 +352,8 @@ def _record(
         if not data:
             message = f"the compiler left an empty {role}"
             raise CompileError(message)
+        if role == "cubin":
+            check_cubin(data, derived.components.target)
         blob = Blob(role=role, digest=digest(data), size=len(data))
         if blob not in blobs:
             blobs.append(blob)
@@ -349,20 +371,6 @@ def _record(
         seconds=round(seconds, 3),
     )
     return record, files
-
-
-def _change(name: str, before: str, after: str) -> str:
-    """One changed component, in words."""
-    group, _, leaf = name.partition(".")
-    if group == "sources":
-        return "graph changed" if leaf == "ir" else f"`{leaf}` changed"
-    if group == "compiler":
-        return f"`{leaf}` {before or 'absent'} → {after or 'absent'}"
-    if group == "environment":
-        return f"environment `{leaf}` {'set' if not before else 'changed' if after else 'unset'}"
-    if group == "dependencies":
-        return f"`{leaf}` {'added' if not before else 'changed' if after else 'removed'}"
-    return f"{name.replace('.', ' ')} {before or 'unset'} → {after or 'unset'}"
 
 
 def _hit(unit: Unit, target: Target, found: Hit, started: float) -> Outcome:

@@ -42,7 +42,8 @@ _SOURCES = (
 )
 _PINNED = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*[^*;,\s]+\s*$")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_ALWAYS = ("PYTHONOPTIMIZE", "PYTHONPATH")
+# Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
+_ALWAYS = ("PYTHONOPTIMIZE",)
 
 
 class _UnsuitableError(Exception):
@@ -113,22 +114,22 @@ class _Maker:
         self._reach()
         self._refuse_deeds()
         if notes.changed:
-            path = sorted(notes.changed)[0]
-            _refuse(f"`{self._inside(path) or path}` changed while it was derived")
+            place = min(notes.changed)
+            _refuse(f"`{self._inside(place) or place}` changed while it was derived")
         self._refuse_strangers()
         files = self._files()
         listings = {
-            path: found
+            inside: found
             for place, found in notes.listings.items()
-            if (path := self._inside(place)) is not None
+            if (inside := self._inside(place)) is not None
         }
         for tree in reads:
             self._add_tree(tree, files, listings)
         self._add_native(files)
         looked = {
-            path: kind
+            inside: kind
             for place, kind in notes.kinds.items()
-            if (path := self._inside(place)) not in (None, ".") and path not in files
+            if (inside := self._inside(place)) is not None and inside not in (".", *files)
         }
         return Recipe(
             components=components,
@@ -405,7 +406,8 @@ class _Owners:
         self._known: dict[str, str | None] = {}
         self._files: dict[str, str] = {}
         self._scanned: set[str] = set()
-        self._names: list[str] | None = None
+        self._sites = tuple(one + os.sep for one in sys.path if one and is_site(one))
+        self._records: list[tuple[metadata.Distribution, str]] | None = None
 
     def of(self, path: str) -> str | None:
         """Normalised name of the distribution that lists a file, or a file in that directory."""
@@ -421,30 +423,29 @@ class _Owners:
         return self.of(path)
 
     def _find(self, path: str) -> str | None:
-        if "-packages" + os.sep not in path and not any(
-            path.startswith(one + os.sep) for one in sys.path if one and is_site(one)
-        ):
+        site = next((one for one in self._sites if path.startswith(one)), None)
+        if site is None:
             return None
-        for name in self._likely(path):
+        likely = (part.partition(".")[0] for part in path[len(site) :].split(os.sep))
+        for name in dict.fromkeys((*sorted(self.compiler), *map(normalise, likely))):
             self._scan(name)
             if path in self._files:
                 return self._files[path]
-        return next(
-            (self._files[one] for one in self._files if one.startswith(path + os.sep)), None
-        )
-
-    def _likely(self, path: str) -> Iterator[str]:
-        """Distributions to look through: the compiler's, those of that name, then all."""
-        yield from sorted(self.compiler)
-        yield from dict.fromkeys(normalise(part) for part in path.split(os.sep) if part)
-        if self._names is None:
-            self._names = [
-                normalise(one.name) for one in metadata.distributions() if one.metadata is not None
+        if self._records is None:
+            self._records = [
+                (one, one.read_text("RECORD") or "") for one in metadata.distributions()
             ]
-        yield from self._names
+        inside = path[len(site) :]
+        for one, text in self._records:
+            if f"{inside}," in text or f"{inside}{os.sep}" in text:
+                self._scan(normalise(one.name))
+        if path in self._files:
+            return self._files[path]
+        below = path + os.sep
+        return next((self._files[one] for one in self._files if one.startswith(below)), None)
 
     def _scan(self, name: str) -> None:
-        if name in self._scanned:
+        if not name or name in self._scanned:
             return
         self._scanned.add(name)
         try:
@@ -453,8 +454,8 @@ class _Owners:
             return
         base = str(found.locate_file(""))
         for line in (found.read_text("RECORD") or "").splitlines():
-            path = line.split(",", 1)[0]
-            self._files[os.path.normpath(os.path.join(base, path))] = normalise(name)
+            path = os.path.join(base, line.split(",", 1)[0])
+            self._files[os.path.normpath(path) if os.pardir in path else path] = normalise(name)
 
 
 def _brings(name: str) -> tuple[str, ...]:

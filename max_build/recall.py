@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from max_build import compilers, distributions
 from max_build.compilers import Direct
@@ -16,24 +15,7 @@ from max_build.surroundings import Here
 from max_build.target import Target
 from max_build.workers import environment
 
-__all__ = ["Recall", "Recalled"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recalled:
-    """What became of looking for a recipe.
-
-    Parameters
-    ----------
-    key
-        Of the components that a recipe which holds leads to; empty where none does.
-    reason
-        Why the newest recipe does not hold; empty where there is none, or one holds.
-    """
-
-    key: str = ""
-    recipe: Recipe | None = None
-    reason: str = ""
+__all__ = ["Recall"]
 
 
 class Recall:
@@ -50,14 +32,17 @@ class Recall:
             cache.memo.digest_of,
             settings.toolchain,
         )
+        self._stale: dict[tuple[str, str], str] = {}
         self._version = distributions.identity("max-build") or ""
 
-    def recall(self, unit: Unit, target: Target) -> Recalled:
-        """Look for a recipe that holds: the newest first, the nearest tier first."""
+    def key(self, unit: Unit, target: Target) -> str:
+        """The key that a recipe which holds leads to; empty where none does.
+
+        The newest recipe is tried first, the nearest tier first.
+        """
         lookup = self._lookup(unit, target)
         if not lookup:
-            return Recalled()
-        reason = ""
+            return ""
         tried: set[bytes] = set()
         for everywhere in (False, True):
             for data in self._cache.recipes(lookup, everywhere=everywhere):
@@ -67,11 +52,13 @@ class Recall:
                     continue
                 why = broken(recipe, self._here)
                 if not why:
-                    if everywhere:
-                        self._cache.add_recipe(lookup, data)
-                    return Recalled(key_of(recipe.components), recipe)
-                reason = reason or why
-        return Recalled(reason=reason)
+                    return key_of(recipe.components)
+                self._stale.setdefault((unit.name, str(target)), why)
+        return ""
+
+    def stale(self, unit: Unit, target: Target) -> str:
+        """Why the newest recipe did not hold; empty where there was none."""
+        return self._stale.get((unit.name, str(target)), "")
 
     def remember(self, unit: Unit, target: Target, recipe: Recipe) -> None:
         """Keep the recipe of a derivation that came to an artifact."""

@@ -231,7 +231,7 @@ def _became(before: Kind, after: Kind) -> str:
 
 def _shadowed(directory: str, before: tuple[str, ...], after: tuple[str, ...]) -> str:
     new = sorted(set(after) - set(before))
-    what = new[0] if new else sorted(set(before) - set(after))[0]
+    what = new[0] if new else min(set(before) - set(after))
     path = what if directory == "." else f"{directory}/{what}"
     return f"`{path}` was {'added' if new else 'removed'}"
 
@@ -251,7 +251,8 @@ def _changed_distribution(recipe: Recipe, now: Surroundings) -> str:
         pin = now.pin(name)
         if pin:
             return f"`{name}` {before} is not installed, and `toolchain` pins {pin}"
-        return f'`{name}` is not installed; `toolchain = {{ {name} = "{before}" }}` would take it as given'
+        setting = f'toolchain = {{ {name} = "{before}" }}'
+        return f"`{name}` is not installed; `{setting}` would take it as given"
     return ""
 
 

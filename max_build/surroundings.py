@@ -1,4 +1,4 @@
-"""This machine, as recipes are held against it: everything is looked at once."""
+"""The machine, as recipes are held against it: everything is looked at once."""
 
 from __future__ import annotations
 
@@ -121,9 +121,11 @@ class Here:
         return python()
 
     def identity(self, distribution: str) -> str:
+        """What is installed under that name."""
         return distributions.identity(distribution) or ""
 
     def pin(self, distribution: str) -> str:
+        """The version that the project vouches for."""
         return self._toolchain.get(distribution, "")
 
     def _file(self, path: str) -> str | None:
@@ -158,7 +160,11 @@ class Here:
         for place, site in self._outside:
             if site and not installed:
                 continue
-            if candidates_in(self._names(os.path.join(place, *parents)), name):
+            directory = os.path.join(place, *parents)
+            found = candidates_in(self._names(directory), name)
+            if found not in ((), (name,)) or (
+                found and os.path.isdir(os.path.join(directory, name))
+            ):
                 return place
         return ""
 

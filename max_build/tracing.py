@@ -14,7 +14,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib
-import io
 import os
 import random
 import stat
@@ -35,9 +34,10 @@ from max_build.surroundings import candidates_in, kind_of, listing_of, names_in
 __all__ = ["Notes", "Stack", "Tracer", "content"]
 
 Stack = tuple[str, ...]
-"""Files of the Python code that is running, the innermost first; not the interpreter's, not ours."""
+"""Files of the code that is running, the innermost first; not the interpreter's, not ours."""
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_RECORDER = os.path.join(_OURS, "recorder.py")
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _METADATA = os.path.join("importlib", "metadata")
 # Inside them time and chance decide names and log lines, not what is computed.
@@ -150,6 +150,15 @@ class Tracer:
         finally:
             self.active = False
 
+    @contextlib.contextmanager
+    def seeding(self) -> Iterator[None]:
+        """Within the block this thread may draw random bytes: nothing comes of them."""
+        self._inside.seeding = True
+        try:
+            yield
+        finally:
+            self._inside.seeding = False
+
     def natively_opened(self) -> set[str]:
         """Files below the project that any process has opened, Python sources aside.
 
@@ -256,6 +265,10 @@ class Tracer:
     def _deed(self, what: str) -> None:
         self.notes.deeds[what].add(_stack())
 
+    def _draw(self, what: str) -> None:
+        if not getattr(self._inside, "seeding", False):
+            self._deed(what)
+
     def _question(self, what: str) -> None:
         self.notes.questions[what].add(_stack())
 
@@ -326,10 +339,9 @@ class Tracer:
             spec = find(finder, fullname, target)
             if self.active:
                 self._quietly(self._probe, finder.path, fullname.rpartition(".")[2])
-                if spec is not None and (spec.origin or spec.submodule_search_locations):
-                    notes.located.setdefault(
-                        fullname, spec.origin or next(iter(spec.submodule_search_locations))
-                    )
+                places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+                if place := next(filter(None, places), None):
+                    notes.located.setdefault(fullname, place)
             return spec
 
         class Asked:
@@ -342,8 +354,8 @@ class Tracer:
 
         builtins.__import__ = importing
         importlib.import_module = import_module
-        machinery.FileFinder.find_spec = find_spec  # type: ignore[method-assign]
-        sys.meta_path.insert(0, Asked)  # type: ignore[arg-type]
+        machinery.FileFinder.find_spec = find_spec  # type: ignore[method-assign, assignment]
+        sys.meta_path.insert(0, Asked)
         sys.path_importer_cache.clear()
 
     def _asked(self, fullname: str) -> None:
@@ -390,8 +402,8 @@ class Tracer:
 
     def _wrap_chance(self) -> None:
         """Note what draws on the system; the shared generators are started by us."""
-        self._wrap(os, "urandom", "draws random bytes")
-        self._wrap(os, "getrandom", "draws random bytes")
+        for name in ("urandom", "getrandom"):
+            self._wrap(os, name, "draws random bytes", self._draw)
         random._urandom = os.urandom  # type: ignore[attr-defined]
         seed = random.Random.seed
         tracer = self
@@ -402,8 +414,8 @@ class Tracer:
             seed(generator, a, version)
 
         random.Random.seed = seeding  # type: ignore[method-assign, assignment]
-        random.seed = random._inst.seed  # type: ignore[attr-defined]
-        sys.meta_path.insert(0, _SeededNumpy)  # type: ignore[arg-type]
+        random.seed = random._inst.seed
+        sys.meta_path.insert(0, _SeededNumpy(self))
 
     def _wrap(
         self,
@@ -440,8 +452,11 @@ class Tracer:
 class _SeededNumpy:
     """Gives numpy's shared generator its canonical state as soon as there is one."""
 
-    @staticmethod
-    def find_spec(fullname: str, path: Any = None, target: Any = None) -> Any:
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        """Find that one module, with a loader that seeds it."""
         if fullname != "numpy.random.mtrand":
             return None
         spec = machinery.PathFinder.find_spec(fullname, path, target)
@@ -449,8 +464,9 @@ class _SeededNumpy:
             execute = spec.loader.exec_module
 
             def seeded(module: Any) -> None:
-                execute(module)
-                module.seed(0)
+                with self._tracer.seeding():
+                    execute(module)
+                    module.seed(0)
 
             spec.loader.exec_module = seeded  # type: ignore[method-assign]
         return spec
@@ -474,6 +490,8 @@ def _stack() -> Stack:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
+        if file == _RECORDER:
+            break  # what called us is not what is derived
         if not file.startswith("<") and not file.startswith(_OURS) and not _of_python(file):
             found[file] = None
         elif not found and file.startswith(_UNTOLD):
@@ -508,7 +526,7 @@ def content(path: str) -> str:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return ""
-        with io.open(path, "rb") as file:
+        with open(path, "rb") as file:
             return digest(file.read())
     except OSError:
         return ""

@@ -8,7 +8,8 @@ from typing import Any
 
 from max_build.cli.progress import Progress
 from max_build.cli.project import add_selection, opened, print_json, settings_of
-from max_build.pipeline import Mode, Outcome, build, summary
+from max_build.pipeline import Mode, Outcome, summary
+from max_build.report.history import build_noted
 
 __all__ = ["described", "register", "run"]
 
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     with opened(settings) as cache, Progress(verbose=options.verbose) as progress:
         mode: Mode = "require-hit" if settings.require_hit else "build"
-        result = build(settings, cache, mode=mode, report=progress)
+        result = build_noted(settings, cache, mode=mode, report=progress)
         saved = sum(
             one.record.seconds for one in result.outcomes if one.state == "cached" and one.record
         )
@@ -65,6 +66,7 @@ def described(outcome: Outcome) -> dict[str, Any]:
         "key": outcome.key,
         "tier": outcome.tier,
         "reason": outcome.reason,
+        "always": outcome.always,
         "error": str(outcome.error) if outcome.error else "",
         "seconds": round(outcome.seconds, 3),
         "blobs": {blob.role: blob.digest for blob in record.blobs} if record else {},

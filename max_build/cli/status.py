@@ -38,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
         for one in result.outcomes:
             would = {"cached": "hit", "missed": "compile"}.get(one.state, one.state)
             why = one.tier if one.state == "cached" else one.reason or str(one.error or "")
-            print(f"{one.unit.name:{width}}  {one.target!s:8}  {would:8}  {why}")
+            always = f"; always derive: {one.always}" if one.always else ""
+            print(f"{one.unit.name:{width}}  {one.target!s:8}  {would:8}  {why}{always}")
         if not result.outcomes:
             print("no units are declared in [tool.max-build]", file=sys.stderr)
     return 1 if any(one.state == "failed" for one in result.outcomes) else 0

@@ -7,7 +7,6 @@ lies, and not kept.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +148,7 @@ def _in_tree(job: Job, state: _State) -> Product:
     with in_memory(job.scratch, _TREE_BYTES) as directory:
         tree = materialise(state.closure, state.layout, Disk(), directory)
         try:
-            with contextlib.chdir(tree.root):
+            with tree.entered():
                 return _compile(job, state, tree.source, tree.name, tree.include_args)
         except CompileError as error:
             message = _where_it_lies(error.message, job, state.layout)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from max_build.compilers.includes import Disk, Stat
+from max_build.compilers.files import Disk, Stat
 from max_build.errors import ToolchainError
 
 __all__ = ["NVJITLINK", "NVRTC", "Library"]
@@ -63,7 +63,7 @@ class Library:
         Parameters
         ----------
         memo
-            As for `includes.Disk`: the digest of 100 MB under its stat.
+            As for `files.Disk`: the digest of 100 MB under its stat.
 
         Raises
         ------
@@ -96,27 +96,29 @@ class Library:
         except ImportError as error:
             message = f"there is no {self.name}: `cuda-bindings` cannot be imported: {error}"
             raise ToolchainError(message, hint=_HINT) from error
+        wheel = self._wheel()
+        if wheel is not None:
+            # `cuda.pathfinder` takes what is loaded before it looks in `site-packages`, and never
+            # looks where an isolated build keeps its own.
+            for part in reversed(self._parts(wheel)):
+                try:
+                    ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+                except OSError as error:
+                    raise self._broken(str(error)) from error
         try:
             found = pathfinder.load_nvidia_dynamic_lib(self.name)
         except (pathfinder.DynamicLibNotFoundError, RuntimeError) as error:
             message = f"there is no {self.name} on this machine"
             raise ToolchainError(message, hint=_HINT) from error
         loaded = Path(os.path.realpath(found.abs_path))
-        expected = self._wheel() or loaded
-        if loaded != expected:
-            message = f"`{loaded}` was loaded into this process before `{expected}`"
+        if wheel not in (None, loaded):
+            message = f"`{loaded}` was loaded into this process before `{wheel}`"
             raise ToolchainError(message)
-        for part in self._parts(loaded)[1:]:
-            try:
-                # It is asked for by its bare name later; the first one loaded answers.
-                ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
-            except OSError as error:
-                raise self._broken(str(error)) from error
         return loaded
 
     def _wheel(self) -> Path | None:
-        for root in sys.path:
-            for directory, name in self.places:
+        for directory, name in self.places:
+            for root in sys.path:
                 path = os.path.join(root or os.curdir, directory, name)
                 if os.path.exists(path):
                     return Path(os.path.realpath(path))

@@ -16,14 +16,13 @@ from __future__ import annotations
 import hashlib
 import os
 import posixpath
-import stat
-import time
 from collections.abc import Hashable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
+from max_build.compilers.files import Disk, Files, Found, Stat
 from max_build.compilers.scan import Include, Scan, scan
 from max_build.errors import CompileError
 
@@ -42,88 +41,6 @@ __all__ = [
 
 SOURCE_ROOT: Final = "src"
 """Tree path of the project's root; include directories outside of it become `include-N`."""
-
-_RACY_NS: Final = 2_000_000_000
-
-Stat = tuple[int, int, int, int, int]
-"""Size in bytes, mtime and ctime in ns, inode and device of a file whose digest is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One regular file: what tells it from every other, and the SHA-256 of its bytes, in hex."""
-
-    identity: Hashable
-    digest: str
-
-
-class Files(Protocol):
-    """How the resolver sees a filesystem."""
-
-    def find(self, path: str) -> Found | None:
-        """Return the regular file at an absolute path, None where there is none."""
-
-    def read(self, path: str) -> bytes:
-        """Return the bytes of the file at an absolute path."""
-
-    def is_dir(self, path: str) -> bool:
-        """Whether an absolute path is a directory."""
-
-
-class Disk:
-    """The real filesystem, with each digest remembered under the file's stat.
-
-    Parameters
-    ----------
-    memo
-        Absolute path to stat and digest; read and added to. A file that changed within the last
-        two seconds is not remembered, since a second change might not show in its times.
-
-    Raises
-    ------
-    CompileError
-        From each method: a file is there but cannot be read.
-    """
-
-    def __init__(self, memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> None:
-        self._memo = {} if memo is None else memo
-
-    def find(self, path: str) -> Found | None:
-        """Return the regular file at `path`, None where there is none."""
-        try:
-            found = os.stat(path)
-        except (OSError, ValueError):
-            return None  # whatever hides it from us hides it from the compiler
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        known = (
-            found.st_size,
-            found.st_mtime_ns,
-            found.st_ctime_ns,
-            found.st_ino,
-            found.st_dev,
-        )
-        remembered = self._memo.get(path)
-        if remembered is not None and remembered[0] == known:
-            return Found(known[3:], remembered[1])
-        # Read before hashing: a change in between shows in the stat and is found next time.
-        digest = hashlib.sha256(self.read(path)).hexdigest()
-        if time.time_ns() - max(known[1], known[2]) > _RACY_NS:
-            self._memo[path] = (known, digest)
-        return Found(known[3:], digest)
-
-    def read(self, path: str) -> bytes:
-        """Return the bytes of the file at `path`."""
-        try:
-            with open(path, "rb") as file:
-                return file.read()
-        except OSError as error:
-            message = f"cannot read `{path}`: {error.strerror}"
-            raise CompileError(message) from error
-
-    def is_dir(self, path: str) -> bool:
-        """Whether `path` is a directory."""
-        return os.path.isdir(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +121,8 @@ class Closure(msgspec.Struct, frozen=True):
         what the compiler sees: this is what goes into the key.
     absent
         Every name looked for in vain. Such a file, once there, may change the closure.
-    directories
-        Directories that a `..` passes through, needed for the lookup alone.
+    detours
+        Each name with `..` or `.` in it that was found, as it was looked for.
     problems
         Why the closure cannot be trusted, each as `file:line reason`. Not empty: compile in place
         and store nothing.
@@ -215,16 +132,8 @@ class Closure(msgspec.Struct, frozen=True):
     include_dirs: tuple[str, ...]
     files: tuple[Header, ...]
     absent: tuple[str, ...]
-    directories: tuple[str, ...]
+    detours: tuple[str, ...]
     problems: tuple[str, ...]
-
-    def dependencies(self) -> dict[str, str]:
-        """All that a compile in the tree depends on besides its options, each under its name."""
-        parts = {"source": self.source, "include-dirs": "\n".join(self.include_dirs)}
-        for header in self.files:
-            twin = "" if header.first == header.path else f" same file as {header.first}"
-            parts[f"file {header.path}"] = header.digest + twin
-        return parts
 
 
 def resolve(
@@ -282,9 +191,10 @@ def changed(closure: Closure, layout: Layout, files: Files) -> str:
     names = sum(header.first == header.path for header in closure.files)
     if len(set(identities.values())) != names:
         return "two headers have become one file"
-    for path in closure.directories:
-        if not files.is_dir(layout.disk_path(path)):
-            return f"`{path}` is gone"
+    for path in closure.detours:
+        found = files.find(layout.disk_path(path))
+        if found is None or found.identity != identities[posixpath.normpath(path)]:
+            return f"`{path}` no longer is `{posixpath.normpath(path)}`"
     for path in closure.absent:
         if files.find(layout.disk_path(path)) is not None:
             return f"`{path}` is there now"
@@ -301,7 +211,7 @@ class _Walk:
         self.headers: dict[str, Header] = {}
         self.first_names: dict[Hashable, str] = {}
         self.absent: dict[str, None] = {}
-        self.directories: dict[str, None] = {}
+        self.detours: dict[str, None] = {}
         self.problems: list[str] = []
         self.looked: dict[str, bool] = {}
         self.queue: list[str] = []
@@ -374,10 +284,8 @@ class _Walk:
         The tree resolves it by its own directories, so the two must come to the same file.
         """
         parts = directory.split("/")
-        passed = []
         for part in name.split("/"):
             if part == "..":
-                passed.append("/".join(parts))
                 parts.pop()
                 if not parts:
                     self.problems.append(f"`{name}` leaves `{directory}` by its root")
@@ -385,13 +293,16 @@ class _Walk:
             elif part not in ("", "."):
                 parts.append(part)
         tree_path = "/".join(parts)
-        spelled = self.disk.find(f"{self.layout.disk_path(directory)}/{name}")
+        detour = f"{directory}/{name}"
+        spelled = self.disk.find(self.layout.disk_path(detour))
         direct = self.disk.find(self.layout.disk_path(tree_path))
         if (spelled and spelled.identity) != (direct and direct.identity):
             self.problems.append(f"`{name}`, looked for in `{directory}`, is not `{tree_path}`")
             return False
-        if spelled is not None:
-            self.directories.update(dict.fromkeys(passed))
+        if spelled is None:
+            self.absent[detour] = None
+            return False
+        self.detours[detour] = None
         return self.take(tree_path, direct)
 
     def closure(self, source: str) -> Closure:
@@ -406,7 +317,7 @@ class _Walk:
             include_dirs=self.layout.include_dirs,
             files=tuple(self.headers.values()),
             absent=tuple(self.absent),
-            directories=tuple(self.directories),
+            detours=tuple(self.detours),
             problems=tuple(dict.fromkeys(self.problems)),
         )
 

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import Final, NamedTuple
 
 from max_build.compilers.cuda_libraries import NVJITLINK
-from max_build.compilers.includes import Stat
+from max_build.compilers.files import Stat
 from max_build.errors import CompileError
 
 __all__ = ["Linked", "Ptx", "build_id", "link_cubin", "read_ptx"]

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from max_build.compilers.cuda_libraries import NVRTC
-from max_build.compilers.includes import Stat
+from max_build.compilers.files import Stat
 from max_build.errors import CompileError
 
 __all__ = ["Compiled", "build_id", "compile_cubin", "unopened_headers"]

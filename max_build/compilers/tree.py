@@ -1,26 +1,32 @@
 """The private include tree: exactly the bytes that were hashed, under names that never differ.
 
-NVRTC writes the paths of what it reads into `__FILE__` and into line information, into the latter
-the times of the files too, and has no option to map either. So it runs with the tree as its working
-directory and is given every path through `/proc/self/cwd`, which reads the same on every machine. A
-header that the closure does not know is not there, and a source edited after it was hashed is
-noticed here and not compiled.
+NVRTC writes the paths of what it reads into `__FILE__` and into line information, and with them the
+times of the files; into debug information it writes its working directory. It has no option to map
+any of that. So it runs in the root directory and is given every path through an open directory of a
+fixed number, `/proc/self/fd/250`, which reads the same on every machine. A header that the closure
+does not know is not there; a source edited after it was hashed is noticed here and not compiled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from max_build.compilers.includes import SOURCE_ROOT, Closure, Files, Layout
+from max_build.compilers.files import Files
+from max_build.compilers.includes import Closure, Layout
 from max_build.errors import CompileError, ToolchainError
 
 __all__ = ["CANONICAL", "Tree", "materialise"]
 
-CANONICAL = "/proc/self/cwd"
-"""How the compiler names the root of the tree."""
+_NUMBER: Final = 250
+CANONICAL: Final = f"/proc/self/fd/{_NUMBER}"
+"""How the compiler names the root of the tree while it is entered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +36,7 @@ class Tree:
     Attributes
     ----------
     root
-        Its directory: the working directory the compiler must run in.
+        Its directory.
     source
         The bytes to compile.
     name
@@ -44,9 +50,38 @@ class Tree:
     name: str
     include_args: tuple[str, ...]
 
-    def readable(self, log: str) -> str:
-        """A log with the paths of the project as they are written in the project."""
-        return log.replace(f"{CANONICAL}/{SOURCE_ROOT}/", "").replace(f"{CANONICAL}/", "")
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make `name` and `include_args` valid, and the working directory that of every machine.
+
+        Both belong to the whole process: compile in one that does nothing else meanwhile.
+
+        Raises
+        ------
+        ToolchainError
+            There is no `/proc`, or the number is taken.
+        """
+        try:
+            os.fstat(_NUMBER)
+        except OSError:
+            pass
+        else:
+            message = f"file {_NUMBER} is open in this process, where the tree should be"
+            raise ToolchainError(message)
+        before = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        opened = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.dup2(opened, _NUMBER, inheritable=False)
+            if not os.path.isdir(CANONICAL):
+                message = f"the compiler is given its files by `{CANONICAL}`, and there is none"
+                raise ToolchainError(message, hint="mount /proc")
+            os.chdir("/")
+            yield
+        finally:
+            os.fchdir(before)
+            for number in (before, opened, _NUMBER):
+                with suppress(OSError):
+                    os.close(number)
 
 
 def materialise(closure: Closure, layout: Layout, files: Files, root: Path) -> Tree:
@@ -59,16 +94,23 @@ def materialise(closure: Closure, layout: Layout, files: Files, root: Path) -> T
     ------
     CompileError
         A file is no longer what was hashed, or cannot be read.
-    ToolchainError
-        There is no `/proc` on this machine.
     """
-    if not os.path.isdir(CANONICAL):
-        message = f"the compiler is given its files by `{CANONICAL}`, and there is none"
-        raise ToolchainError(message, hint="mount /proc")
     source = b""
     made: set[str] = set()
-    for directory in (*closure.directories, *closure.include_dirs):
-        (root / directory).mkdir(parents=True, exist_ok=True)
+
+    def make(directory: str) -> None:
+        if directory not in made:
+            os.makedirs(f"{root}/{directory}", exist_ok=True)
+            made.add(directory)
+
+    for directory in closure.include_dirs:
+        make(directory)
+    for detour in closure.detours:
+        # `a/b/../c.h` is there only where `a/b` is.
+        parts = detour.split("/")
+        for index, part in enumerate(parts):
+            if part == "..":
+                make(posixpath.normpath("/".join(parts[:index])))
     for header in closure.files:
         data = files.read(layout.disk_path(header.path))
         if hashlib.sha256(data).hexdigest() != header.digest:
@@ -76,16 +118,14 @@ def materialise(closure: Closure, layout: Layout, files: Files, root: Path) -> T
             raise CompileError(message, hint="build again")
         if header.path == closure.source:
             source = data
-        path = root / header.path
-        parent = os.path.dirname(header.path)
-        if parent not in made:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            made.add(parent)
-        if header.first == header.path:
-            path.write_bytes(data)
-            os.utime(path, (0, 0))  # line information holds the time of each file
-        else:
-            path.hardlink_to(root / header.first)
+        make(os.path.dirname(header.path))
+        path = f"{root}/{header.path}"
+        if header.first != header.path:
+            os.link(f"{root}/{header.first}", path)
+            continue
+        with open(path, "xb", buffering=0) as file:
+            file.write(data)
+            os.utime(file.fileno(), (0, 0))  # line information holds the time of each file
     return Tree(
         root=root,
         source=source,

@@ -6,11 +6,14 @@ import errno
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import BinaryIO, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from max_build.errors import StoreError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 __all__ = [
     "CHUNK",
@@ -32,6 +35,8 @@ Kind = Literal["ac", "cas"]
 CHUNK = 1 << 20
 """Bytes moved at a time."""
 
+_ASIDE = 1 << 20
+
 ENTRY_LIMIT = 4 << 20
 """An entry is small text; whatever is larger than this is not one."""
 
@@ -43,6 +48,12 @@ class Item(msgspec.Struct, frozen=True):
     name: str
     size: int
     modified: float
+
+
+def _hasher() -> ThreadPoolExecutor:
+    from concurrent.futures import ThreadPoolExecutor
+
+    return ThreadPoolExecutor(1, "max-build-hash")
 
 
 class SinkError(Exception):
@@ -73,6 +84,9 @@ class Sink:
         self._file = file
         self._limit = limit
         self._hash = hashlib.sha256(usedforsecurity=False)
+        # A large blob is hashed on a thread of its own, while the next bytes come in.
+        self._hasher = _hasher() if limit > _ASIDE else None
+        self._hashing: Future[None] | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Take all of `data`.
@@ -91,15 +105,26 @@ class Sink:
         if self.count > self._limit:
             message = f"blob is longer than its {self._limit} bytes"
             raise StoreError(message, kind="corrupt")
-        self._hash.update(data)
+        if self._hasher is None:
+            self._hash.update(data)
+        else:
+            self._settle()
+            kept = data if isinstance(data, bytes) else memoryview(bytes(data))
+            self._hashing = self._hasher.submit(self._hash.update, kept)
         try:
             self._file.write(data)
         except OSError as error:
             raise SinkError(str(error)) from error
         return len(data)
 
+    def _settle(self) -> None:
+        if self._hashing is not None:
+            self._hashing.result()
+            self._hashing = None
+
     def digest(self) -> str:
         """SHA-256 (hex) of what was received."""
+        self._settle()
         return self._hash.hexdigest()
 
     def holds(self, digest: str) -> bool:

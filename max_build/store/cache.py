@@ -25,6 +25,7 @@ from max_build.store.trust import Signer, Verifier
 __all__ = ["Cache", "Hit", "Miss"]
 
 _PER_UNIT = 16
+_PER_LOOKUP = 8
 _ROOM_EVERY = 3600.0
 
 
@@ -383,7 +384,7 @@ class Cache:
         Yields
         ------
         bool
-            Whether another was waited for: look up again before compiling.
+            Whether to look up again before compiling: another was waited for, or has just been.
         """
         from max_build.store.flight import node_lock
 
@@ -403,30 +404,40 @@ class Cache:
                 waited = stack.enter_context(
                     tier.lease(key, expiry=self.settings.lease, limit=left)
                 )
-            yield waited
+            # Somebody may have finished between the caller's look and our turn.
+            yield waited or self._appeared(key, tier)
+
+    def _appeared(self, key: str, tier: Tier | None) -> bool:
+        with contextlib.suppress(StoreError):
+            if self.local.get_entry(key) is not None:
+                return True
+            return tier is not None and tier.entry(key) is not None
+        return False
 
     # --- recipes and history
 
     def recipes(self, lookup: str, *, everywhere: bool = False) -> tuple[bytes, ...]:
         """The recipes kept under a lookup key (SHA-256, hex), newest first.
 
-        The local ones, and those of the outer tiers if there are none or with `everywhere`.
-        What is damaged or not trusted counts as none.
+        The local ones, and those of the outer tiers if there are none or with `everywhere`; these
+        are kept here too. What is damaged or not trusted counts as none.
         """
-        found = list(self._local_recipes(lookup))
+        ours = self._local_recipes(lookup)
+        found = list(ours)
         if everywhere or not found:
             for tier in self.outer:
                 with contextlib.suppress(StoreError, _NoGoodError):
                     found.extend(r for r in self._outer_recipes(tier, lookup) if r not in found)
+            if len(found) > len(ours):
+                self.local.put_entry(lookup, self._sealed_recipes(lookup, found[:_PER_LOOKUP]))
         return tuple(found)
 
-    def add_recipe(self, lookup: str, data: bytes, limit: int = 8) -> None:
+    def add_recipe(self, lookup: str, data: bytes, limit: int = _PER_LOOKUP) -> None:
         """Keep a recipe (JSON text) under a lookup key, in front of at most `limit - 1` others."""
 
         def merged(old: tuple[bytes, ...]) -> bytes:
-            recipes = (data, *(text for text in old if text != data))[:limit]
-            payload = seal_recipes(lookup, recipes)
-            return seal(payload, self._signer.sign(lookup, payload) if self._signer else None)
+            recipes = (data, *(text for text in old if text != data))
+            return self._sealed_recipes(lookup, recipes[:limit])
 
         old = self._local_recipes(lookup)
         if old[:1] != (data,):
@@ -450,6 +461,10 @@ class Cache:
                 if data is not None:
                     found.append(decode(unseal(data).payload, key))
         return found
+
+    def _sealed_recipes(self, lookup: str, recipes: Sequence[bytes]) -> bytes:
+        payload = seal_recipes(lookup, tuple(recipes))
+        return seal(payload, self._signer.sign(lookup, payload) if self._signer else None)
 
     def _local_recipes(self, lookup: str) -> tuple[bytes, ...]:
         try:

@@ -29,6 +29,7 @@ __all__ = ["TOKEN_VARIABLE", "HttpStore"]
 TOKEN_VARIABLE = "MAX_BUILD_REMOTE_TOKEN"
 """Environment variable whose value is sent as bearer token."""
 
+_REPEATED = {"GET", "HEAD", "DELETE"}
 _MISSING = {404, 410}
 _KINDS = {401: "permission", 403: "permission", 405: "read-only", 413: "full", 507: "full"}
 
@@ -70,7 +71,12 @@ class HttpStore(Store):
         self._host = parts.netloc.rpartition("@")[2]
         self._base = f"{parts.scheme}://{self._host}{parts.path.rstrip('/')}"
         self._headers = {"User-Agent": "max-build", **_authorization(url)}
-        self._pool = _pool(parts.scheme, parts.hostname, settings)
+        manager = _manager(parts.scheme, parts.hostname, settings)
+        self._close = manager.clear
+        # Straight to the one host, where no proxy has to be told the whole URL.
+        proxied = isinstance(manager, urllib3.ProxyManager)
+        self._pool: Any = manager if proxied else manager.connection_from_url(self._base)
+        self._prefix = self._base if proxied else parts.path.rstrip("/")
         self._zstd = False
 
     def get_entry(self, key: str) -> bytes | None:
@@ -146,7 +152,7 @@ class HttpStore(Store):
             pass
 
     def close(self) -> None:
-        self._pool.clear()
+        self._close()
 
     @contextlib.contextmanager
     def _request(
@@ -164,12 +170,13 @@ class HttpStore(Store):
             message = f"{self.label} cache is read-only"
             raise StoreError(message, kind="read-only")
         try:
-            reply = self._pool.request(
+            reply = self._pool.urlopen(
                 method,
-                f"{self._base}/{kind}/{name}",
+                f"{self._prefix}/{kind}/{name}",
                 body=body,
-                headers={**self._headers, **(headers or {})},
+                headers={**self._headers, **headers} if headers else self._headers,
                 preload_content=False,
+                redirect=False,  # credentials go to the host they were given for
             )
             try:
                 if reply.status in _MISSING:
@@ -201,13 +208,13 @@ def _fault_kind(reason: object) -> str:
     return "server"
 
 
-def _pool(scheme: str, host: str, settings: CacheSettings) -> urllib3.PoolManager:
+def _manager(scheme: str, host: str, settings: CacheSettings) -> urllib3.PoolManager:
     from urllib.request import getproxies, proxy_bypass
 
     options: dict[str, Any] = {
-        "timeout": urllib3.Timeout(settings.connect_timeout, settings.request_timeout),
+        "timeout": urllib3.Timeout(connect=settings.connect_timeout, read=settings.request_timeout),
         # Once more for a kept connection that the server just closed; never for more.
-        "retries": urllib3.Retry(connect=0, read=1, redirect=3, status=0, other=0),
+        "retries": urllib3.Retry(connect=0, read=1, status=0, other=0, allowed_methods=_REPEATED),
         "maxsize": 8,
     }
     if scheme == "https":

@@ -45,6 +45,11 @@ class Converted(Tensor):
         self.transpose = transpose
 
     @property
+    def stored(self) -> Tensor:
+        """The tensor that is converted."""
+        return self.source
+
+    @property
     def alignment(self) -> int:
         """New arrays are aligned to 16 bytes."""
         return 16

@@ -67,7 +67,7 @@ def fingerprint(
     Parameters
     ----------
     weights
-        The tensors.
+        The tensors; converted ones count as they are stored.
     progress
         Called with the bytes read so far and the bytes in all.
 
@@ -80,7 +80,7 @@ def fingerprint(
 
     import xxhash
 
-    tensors = list(weights.items())
+    tensors = [(name, tensor.stored) for name, tensor in weights.items()]
     digests: dict[str, bytes] = {}
     total = sum(tensor.nbytes for _, tensor in tensors)
     done, lock, local = 0, threading.Lock(), threading.local()

@@ -35,6 +35,7 @@ CHUNK = 4 << 20
 _BLOCK = 64 << 10  # granule in which an arena is filled
 _PAGE = mmap.PAGESIZE
 _MAP_NORESERVE = 0x4000
+_SAMPLES, _SAMPLE = 256, 16  # windows, and pages in each, that tell what is cached
 _MADV_POPULATE_READ = 22  # Linux 5.14
 
 _T = TypeVar("_T")
@@ -216,40 +217,52 @@ class File:
             if need > (have := policy.available_memory()):
                 message = f"reading `{self.path}` takes {need >> 20} MiB; {have >> 20} MiB are free"
                 raise WeightsError(message, hint='mode="map" reads in place')
+            from max_build.weights.stream import Reader, goes_direct
+
+            direct = len(pieces) > 1 and goes_direct(self)
             view = memoryview(memory)
 
             def fill(piece: tuple[int, int]) -> None:
                 begin, end = piece[0] * _BLOCK, min(piece[1] * _BLOCK, self.size)
-                self.read_into(begin, view[begin:end])
-                filled[piece[0] : piece[1]] = b"\1" * (piece[1] - piece[0])
+                reader = Reader(self, direct=direct)
+                try:
+                    reader.read(begin, end - begin, view[begin : piece[1] * _BLOCK])
+                finally:
+                    reader.close()
 
             try:
                 in_parallel(fill, pieces)
             finally:
                 view.release()
+            self.check()  # what was read may be half of one file and half of another
+            for begin, end in pieces:
+                filled[begin:end] = b"\1" * (end - begin)
 
     def resident(self) -> float:
-        """Return the part of the file that is in the page cache, from 0 to 1."""
+        """Return the part of the file that is in the page cache, from 0 to 1, by samples."""
         import ctypes
 
         # A map of its own: the tensors' may be an arena, and asking must not keep one.
         try:
-            memory = mmap.mmap(self.descriptor, self.size, mmap.MAP_PRIVATE, 3)
-        except OSError:
+            memory = mmap.mmap(
+                self.descriptor, self.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+            )
+        except (OSError, ValueError):
             return 0.0
-        pages = -(-self.size // _PAGE)
-        flags = (ctypes.c_ubyte * pages)()
+        mincore = ctypes.CDLL(None, use_errno=True).mincore
+        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
         anchor = ctypes.c_char.from_buffer(memory)
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-        failed = libc.mincore(ctypes.addressof(anchor), self.size, flags)
+        address, pages = ctypes.addressof(anchor), -(-self.size // _PAGE)
+        flags = (ctypes.c_ubyte * _SAMPLE)()
+        asked = found = 0
+        for begin in range(0, pages, max(_SAMPLE, pages // _SAMPLES)):
+            count = min(_SAMPLE, pages - begin)
+            if mincore(address + begin * _PAGE, count * _PAGE, flags) == 0:
+                asked += count
+                found += sum(flag & 1 for flag in flags[:count])
         del anchor
         memory.close()
-        if failed:
-            return 0.0
-        # The low bit of each byte says; the others are reserved.
-        sample = bytes(flags)[:: max(1, pages // 4096)]
-        return sum(flag & 1 for flag in sample) / len(sample)
+        return found / max(asked, 1)
 
     def prefetch(self, offset: int, nbytes: int, done: Callable[[int], object]) -> None:
         """Make a range resident, so that no later access faults page by page.

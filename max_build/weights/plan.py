@@ -131,7 +131,7 @@ def make_plan(
     Parameters
     ----------
     tensors
-        What to deliver, under the names to deliver it as.
+        What to deliver, under the names to deliver it as; converted ones as they are stored.
     lanes, slots, slot_bytes
         The staging buffers; `slot_bytes` is a multiple of a sector.
     alignment
@@ -159,7 +159,7 @@ def make_plan(
         name: targets[id(tensor.file), tensor.offset, tensor.offset + tensor.nbytes]
         if tensor.nbytes
         else Place(0, 0, 0)
-        for name, tensor in tensors.items()
+        for name, tensor in ((name, tensor.stored) for name, tensor in tensors.items())
     }
     return Plan(tuple(files), tuple(arenas), places, blocks, lanes, slots, slot_bytes)
 
@@ -167,7 +167,7 @@ def make_plan(
 def _by_file(tensors: Iterable[Tensor]) -> list[tuple[File, list[tuple[int, int]]]]:
     """Return the distinct (begin, end) of the non-empty tensors of each file, sorted."""
     found: dict[int, tuple[File, set[tuple[int, int]]]] = {}
-    for tensor in tensors:
+    for tensor in (tensor.stored for tensor in tensors):
         if tensor.nbytes:
             extents = found.setdefault(id(tensor.file), (tensor.file, set()))[1]
             extents.add((tensor.offset, tensor.offset + tensor.nbytes))

@@ -61,7 +61,7 @@ class Remembered:
             return
         # What precedes the JSON text is its length, which the text's own length says again.
         start = 8 if header.format == "safetensors" else 0
-        raw = file.read(start, header.data_start - start) if file.size > start else b""
+        raw = file.read(start, min(header.data_start, file.size) - start)
         digest = index.digest(raw, file.size)
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, exist_ok=True)

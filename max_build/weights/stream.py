@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from max_build.weights.pages import File
     from max_build.weights.plan import Block, Plan
 
-__all__ = ["Reader", "Sink", "Streamed", "execute", "staging"]
+__all__ = ["Reader", "Sink", "Streamed", "execute", "goes_direct", "staging"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def execute(
     begun = time.perf_counter()
     for file in plan.files:
         file.check()
-    directly = [_direct(file) if direct is None else direct for file in plan.files]
+    directly = [goes_direct(file) if direct is None else direct for file in plan.files]
     total, done, lock = plan.read_bytes, 0, threading.Lock()
     failures: list[BaseException] = []
 
@@ -203,6 +203,7 @@ def execute(
     return Streamed(plan.nbytes, time.perf_counter() - begun, paths)
 
 
-def _direct(file: File) -> bool:
+def goes_direct(file: File) -> bool:
+    """Whether reading the whole of `file` should go round the page cache."""
     tight = policy.available_memory() < 2 * file.size
     return policy.reads_directly(file.filesystem, file.resident(), tight=tight)

@@ -68,6 +68,11 @@ class Tensor:
         return self._type
 
     @property
+    def stored(self) -> Tensor:
+        """The tensor as it lies in its file: this one, or what it is converted from."""
+        return self
+
+    @property
     def path(self) -> str:
         """The file's path."""
         return self.file.path
@@ -113,8 +118,8 @@ class Tensor:
         try:
             if self.offset % item.itemsize:
                 array = np.empty(shape, item)
-                self.file.check()
                 self.file.read_into(self.offset, array.reshape(-1).view("u1").data)
+                self.file.check()
                 return array
             memory = self.file.memory(self.offset, self.nbytes)
             return np.frombuffer(memory, item, self.nbytes // item.itemsize, self.offset).reshape(
@@ -146,8 +151,9 @@ class Tensor:
 
     def tobytes(self) -> bytes:
         """Return a copy of the tensor's bytes as they are in the file."""
+        content = self.file.read(self.offset, self.nbytes)
         self.file.check()
-        return self.file.read(self.offset, self.nbytes)
+        return content
 
     def dequantize(self) -> Array:
         """Return the values as a new `float32` array of `shape`.

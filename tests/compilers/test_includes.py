@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from max_build.compilers.cuda_libraries import NVRTC
-from max_build.compilers.includes import Closure, Disk, Found, Layout, changed, resolve
+from max_build.compilers.files import Disk, Found
+from max_build.compilers.includes import Closure, Layout, changed, resolve
 from max_build.compilers.nvrtc import compile_cubin
 from max_build.compilers.scan import scan
 from max_build.errors import CompileError, ToolchainError
@@ -35,9 +36,6 @@ class Memory:
 
     def read(self, path: str) -> bytes:
         return self.files[os.path.normpath(path)]
-
-    def is_dir(self, path: str) -> bool:
-        return any(name.startswith(os.path.normpath(path) + "/") for name in self.files)
 
 
 def closure_of(
@@ -117,7 +115,6 @@ def test_the_closure_is_the_same_wherever_the_project_lies() -> None:
         for root, sdk in (("/home/one/project", "/usr/sdk"), ("/ci/42", "/venv/lib/sdk"))
     ]
     assert closures[0] == closures[1]
-    assert closures[0].dependencies() == closures[1].dependencies()
 
 
 @pytest.mark.parametrize(
@@ -271,7 +268,7 @@ def test_an_edit_of_any_file_is_seen(tree: Path, leaf: str, remember: bool) -> N
     with (tree / leaf).open("a") as file:
         file.write("// more\n")
     assert changed(closure, layout, Disk(memo)) == f"`src/{leaf}` changed"
-    assert resolved(tree, memo)[0].dependencies() != closure.dependencies()
+    assert resolved(tree, memo)[0].files != closure.files
 
 
 def test_text_that_only_the_host_would_see_is_part_of_the_key(tree: Path) -> None:
@@ -348,7 +345,7 @@ def test_one_file_by_two_names_stays_one(tree: Path) -> None:
     (tree / "b.h").write_text((tree / "a.h").read_text())
     assert "no longer is the same file" in changed(closure, layout, Disk())
     two, layout = resolved(tree)
-    assert two.dependencies() != closure.dependencies()
+    assert two.files != closure.files
     (tree / "b.h").unlink()
     (tree / "b.h").symlink_to("a.h")
     assert changed(two, layout, Disk()) == "two headers have become one file"
@@ -359,6 +356,27 @@ def test_a_link_that_leads_dotdot_elsewhere_is_a_problem(tree: Path, tmp_path: P
     write(tree, {"k.cu": '#include "near/../up.h"\n'})
     (tree / "near").symlink_to(tmp_path / "far/away")
     assert "is not `src/up.h`" in resolved(tree)[0].problems[0]
+
+
+def test_a_detour_that_comes_to_lead_elsewhere_is_seen(tree: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"far/away/x.h": "", "far/up.h": "", "far/new.h": ""})
+    write(tree, {
+        "k.cu": '#include "near/../up.h"\n#include "none/../new.h"\n',
+        "up.h": "",
+        "near/x.h": "",
+    })  # fmt: skip
+    closure, layout = resolved(tree)
+    assert closure.problems == ()
+    assert closure.detours == ("src/near/../up.h",)
+    assert "src/none/../new.h" in closure.absent
+    (tree / "none").symlink_to(tmp_path / "far/away")
+    assert changed(closure, layout, Disk()) == "`src/none/../new.h` is there now"
+    (tree / "none").unlink()
+    assert changed(closure, layout, Disk()) == ""
+    (tree / "near").rename(tree / "was near")
+    assert changed(closure, layout, Disk()) == "`src/near/../up.h` no longer is `src/up.h`"
+    (tree / "near").symlink_to(tmp_path / "far/away")
+    assert changed(closure, layout, Disk()) == "`src/near/../up.h` no longer is `src/up.h`"
 
 
 def test_a_scan_is_made_once_for_a_digest(tree: Path) -> None:

@@ -118,7 +118,10 @@ def test_another_build_of_the_same_version_is_another_build(
     for name in ("one", "two"):
         directory = tmp_path / name / "nvidia/cu13/lib"
         directory.mkdir(parents=True)
-        shutil.copy(mine, directory / "libnvrtc.so.13")
+        try:
+            os.link(mine, directory / "libnvrtc.so.13")
+        except OSError:  # another filesystem
+            shutil.copy(mine, directory / "libnvrtc.so.13")
         for companion in mine.parent.glob("libnvrtc-builtins.so.*"):
             shutil.copy(companion, directory)
         copies.append(directory)

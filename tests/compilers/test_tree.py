@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from max_build.compilers.cuda_libraries import NVRTC
-from max_build.compilers.includes import Closure, Disk, Layout, resolve
+from max_build.compilers.files import Disk
+from max_build.compilers.includes import Closure, Layout, resolve
 from max_build.compilers.nvrtc import compile_cubin, unopened_headers
-from max_build.compilers.tree import materialise
+from max_build.compilers.tree import CANONICAL, materialise
 from max_build.errors import CompileError, ToolchainError
 
 FILES = {
@@ -64,15 +65,15 @@ def build(root: str, args: list[str], answers: multiprocessing.SimpleQueue) -> N
     closure, layout = resolved(project, sdk)
     assert closure.problems == ()
     tree = materialise(closure, layout, Disk(), Path(root) / "tree")
-    os.chdir(tree.root)
     try:
-        compiled = compile_cubin(tree.source, tree.name, "sm_90", [*tree.include_args, *args])
-        answers.put((closure.dependencies(), compiled.cubin))
+        with tree.entered():
+            compiled = compile_cubin(tree.source, tree.name, "sm_90", [*tree.include_args, *args])
+        answers.put((closure.files, compiled.cubin))
     except CompileError as error:
         answers.put(str(error))
 
 
-def compiled_in(root: Path, *args: str) -> tuple[dict[str, str], bytes]:
+def compiled_in(root: Path, *args: str) -> tuple[object, bytes]:
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
     child = context.Process(target=build, args=(str(root), list(args), answers))
@@ -93,7 +94,7 @@ def test_two_checkouts_give_the_same_key_and_the_same_bytes(
     assert one == two
     assert str(tmp_path).encode() not in one[1]
     if args:
-        assert b"/proc/self/cwd/src/" in one[1]
+        assert b"/proc/self/fd/250/src/" in one[1]
 
 
 def test_the_tree_holds_the_closure_and_nothing_else(tmp_path: Path) -> None:
@@ -109,10 +110,10 @@ def test_the_tree_holds_the_closure_and_nothing_else(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (tree.root / "src/kernels/detail").is_dir(), "`detail/..` passes through it"
     assert tree.source == (project / "kernels/sum.cu").read_bytes()
-    assert tree.name == "/proc/self/cwd/src/kernels/sum.cu"
+    assert tree.name == "/proc/self/fd/250/src/kernels/sum.cu"
     assert tree.include_args == (
-        "-I/proc/self/cwd/src/include",
-        "-I/proc/self/cwd/include-0",
+        "-I/proc/self/fd/250/src/include",
+        "-I/proc/self/fd/250/include-0",
     )
 
 
@@ -122,6 +123,20 @@ def test_one_file_by_two_names_is_one_file_in_the_tree(tmp_path: Path) -> None:
     same, op = (os.stat(tree.root / "src/kernels" / name) for name in ("same.h", "op.h"))
     assert same.st_ino == op.st_ino
     assert op.st_ino != os.stat(layout.disk_path("src/kernels/op.h")).st_ino
+
+
+def test_what_entering_changes_is_put_back(tmp_path: Path) -> None:
+    closure, layout = resolved(*checkout(tmp_path))
+    tree = materialise(closure, layout, Disk(), tmp_path / "tree")
+    before = os.getcwd()
+    with tree.entered():
+        assert os.getcwd() == "/"
+        assert Path(tree.name).read_bytes() == tree.source
+        with pytest.raises(ToolchainError, match="is open in this process"), tree.entered():
+            pass
+        assert Path(tree.name).exists()
+    assert os.getcwd() == before
+    assert not Path(tree.name).exists()
 
 
 @pytest.mark.parametrize("name", ["kernels/sum.cu", "common/float.h"])
@@ -134,21 +149,17 @@ def test_an_edit_after_hashing_is_not_compiled(name: str, tmp_path: Path) -> Non
         materialise(closure, layout, Disk(), tmp_path / "tree")
 
 
-def test_a_header_the_closure_lacks_fails_loudly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_header_the_closure_lacks_fails_loudly(tmp_path: Path) -> None:
     project, sdk = checkout(tmp_path)
     closure, layout = resolved(project, sdk)
     missed = Closure(
         source=closure.source,
         include_dirs=closure.include_dirs,
         files=tuple(h for h in closure.files if not h.path.endswith("float.h")),
-        absent=(), directories=closure.directories, problems=(),
+        absent=(), detours=closure.detours, problems=(),
     )  # fmt: skip
     tree = materialise(missed, layout, Disk(), tmp_path / "tree")
-    monkeypatch.chdir(tree.root)
-    with pytest.raises(CompileError) as caught:
+    with pytest.raises(CompileError) as caught, tree.entered():
         compile_cubin(tree.source, tree.name, "sm_90", tree.include_args)
     assert unopened_headers(str(caught.value)) == ("../common/float.h",)
-    assert tree.readable(str(caught.value)).count("/proc/") == 0
-    assert "kernels/detail/../op.h(2): catastrophic error" in tree.readable(str(caught.value))
+    assert f"{CANONICAL}/src/kernels/detail/../op.h(2)" in str(caught.value)

@@ -40,10 +40,9 @@ def free_ports(count: int = 1) -> list[int]:
 
 
 def _free(port: int) -> bool:
-    with socket.socket() as probe:
-        with contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return True
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", port))
+        return True
     return False
 
 

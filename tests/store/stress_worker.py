@@ -26,10 +26,8 @@ def compile_(name: str, log: int) -> tuple[Record, bytes]:
     return msgspec.structs.replace(marked, blobs=(blob,)), data
 
 
-def main() -> None:
-    settings = msgspec.json.decode(sys.argv[1], type=CacheSettings)
-    number, keys = int(sys.argv[2]), int(sys.argv[3])
-    log = os.open(sys.argv[4], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+def run(settings: CacheSettings, number: int, keys: int, log_file: str | os.PathLike) -> None:
+    log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     names = [f"all{n}" for n in range(keys // 2)] + [f"own{number}-{n}" for n in range(keys // 2)]
     random.shuffle(names)
     with open_cache(settings) as cache:
@@ -51,4 +49,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(
+        msgspec.json.decode(sys.argv[1], type=CacheSettings),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        sys.argv[4],
+    )

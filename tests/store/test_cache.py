@@ -268,7 +268,7 @@ def test_with_no_directory_at_all_scratch_does(monkeypatch, tmp_path):
         record = publish(cache)
         path = cache.path(record.blobs[0])
         assert path.read_bytes() == ARTIFACT
-        with cache.single_flight(record.key) as waited:
+        with cache.single_flight(digest(b"k")) as waited:
             assert not waited
         cache.add_recipe(digest(b"l"), b"{}")
     assert not path.exists()

@@ -182,3 +182,15 @@ def test_very_many_names_are_searched_in_a_moment(tmp_path: Path) -> None:
     path.write_bytes(safetensors(header, data))
     with pytest.raises(WeightsError, match=r"closest are .*layers\.7\.mlp\.weight"):
         bind([W("layer.7.mlp.weight", "uint8", (1,))], open_weights(path))
+
+
+def test_a_converted_tensor_is_found_where_its_source_lies(weights: Weights) -> None:
+    from max_build.weights.fingerprint import fingerprint
+    from max_build.weights.plan import make_plan, ranges
+
+    name = "model.layers.0.mlp.weight"
+    bound = bind([W(name, "float64", (2, 3))], weights, cast={"*": "float64"})
+    assert fingerprint(bound).tensors[name] == fingerprint(weights).tensors[name]
+    [(_, offset, nbytes)] = ranges(bound.values())
+    assert (offset, nbytes) == (weights[name].offset, 12)
+    assert make_plan(bound).places[name].nbytes == 12

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from weights_files import ARRAY, BOOL, F32, STRING, Gguf, entry, payload, safetensors, tensors
 
 from max_build.cli import weights as command
-from max_build.weights import Weights, index, open_weights
+from max_build.weights import Weights, index, open_weights, remembered
 from max_build.weights.fingerprint import compare, fingerprint
 from max_build.weights.pages import CHUNK
 
@@ -213,13 +212,13 @@ def many(path: Path, count: int = 2000, order: str = "") -> Path:
         path.write_bytes(file.build())
     else:
         write(path, {f"layers.{i}.weight": ("F32", [2]) for i in range(count)})
-    return settle(path)
-
-
-def settle(path: Path) -> Path:
-    """Let the file be old enough for its stamp to be believed; ctime cannot be set back."""
-    time.sleep(2.1)
     return path
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stamps be believed at once, in the place of two seconds' wait."""
+    monkeypatch.setattr(remembered, "_RACY", -1e9)
 
 
 def same(one: Weights, other: Weights) -> bool:
@@ -231,7 +230,7 @@ def same(one: Weights, other: Weights) -> bool:
 
 
 @pytest.mark.parametrize("order", ["", "<", ">"])
-def test_a_remembered_header_is_not_parsed_again(order: str, tmp_path: Path) -> None:
+def test_a_remembered_header_is_not_parsed_again(order: str, settled: None, tmp_path: Path) -> None:
     path, memo = many(tmp_path / "x", order=order), tmp_path / "memo"
     first = open_weights(path, memo=memo)
     assert len(list(memo.iterdir())) == 2
@@ -241,7 +240,7 @@ def test_a_remembered_header_is_not_parsed_again(order: str, tmp_path: Path) -> 
     assert same(first, open_weights(path))
 
 
-def test_a_copy_of_the_file_is_known_by_its_header(tmp_path: Path) -> None:
+def test_a_copy_of_the_file_is_known_by_its_header(settled: None, tmp_path: Path) -> None:
     path, memo = many(tmp_path / "x"), tmp_path / "memo"
     first = open_weights(path, memo=memo)
     copy = tmp_path / "copy"
@@ -251,7 +250,7 @@ def test_a_copy_of_the_file_is_known_by_its_header(tmp_path: Path) -> None:
     assert same(first, again)
 
 
-def test_a_changed_file_is_parsed_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_parsed_again(settled: None, tmp_path: Path) -> None:
     path, memo = many(tmp_path / "x"), tmp_path / "memo"
     open_weights(path, memo=memo)
     content = path.read_bytes().replace(b"layers.7.weight", b"layers.7.weighs")
@@ -262,18 +261,17 @@ def test_a_changed_file_is_parsed_again(tmp_path: Path) -> None:
 def test_a_fresh_file_is_not_remembered(tmp_path: Path) -> None:
     """Its stamp could stay the same through one more change."""
     path, memo = many(tmp_path / "x"), tmp_path / "memo"
-    path.touch()
     open_weights(path, memo=memo)
     assert not memo.exists()
 
 
-def test_short_headers_are_not_worth_it(tmp_path: Path) -> None:
-    path, memo = settle(write(tmp_path / "x", SPECS)), tmp_path / "memo"
+def test_short_headers_are_not_worth_it(settled: None, tmp_path: Path) -> None:
+    path, memo = write(tmp_path / "x", SPECS), tmp_path / "memo"
     open_weights(path, memo=memo)
     assert not memo.exists()
 
 
-def test_a_damaged_memo_is_no_memo(tmp_path: Path) -> None:
+def test_a_damaged_memo_is_no_memo(settled: None, tmp_path: Path) -> None:
     path, memo = many(tmp_path / "x"), tmp_path / "memo"
     first = open_weights(path, memo=memo)
     for damage in (b"", b"x", index.encode(first.shards[0].header, first.shards[0].file)[:-1]):

@@ -408,3 +408,13 @@ def test_weights_are_a_mapping(path: Path) -> None:
         assert "4 tensors" in repr(weights)
         assert repr(weights["a"]) == f"<Tensor 'a' float32 [{SIZE}]>"
         assert weights["c"].alignment in (1, 2)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_arenas_are_filled_either_way(
+    direct: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy, "reads_directly", lambda *_, **__: direct)
+    weights = open_weights(path, mode="read")
+    for tensor in weights.values():
+        assert tensor.numpy().tobytes() == tensor.tobytes()

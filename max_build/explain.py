@@ -1,0 +1,195 @@
+"""Why a unit missed: what changed against the nearest record of it that is known here."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from max_build.errors import StoreError
+from max_build.key import Components, changes
+from max_build.record import Record
+from max_build.store import Cache, Miss
+
+__all__ = ["Explanation", "compare", "first_change", "graph_diff", "nearest", "reason_of", "told"]
+
+_SHOWN = 4
+_OPERATION = re.compile(r"(?:%[\w#:, %]+ = )?\"?([A-Za-z_]\w*(?:\.\w+)+)")
+_NUMBER = re.compile(r"%\d+")
+_HEADERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".inl", ".inc")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The difference between two sets of components.
+
+    Parameters
+    ----------
+    against
+        The earlier record.
+    changes
+        (component, before, after), as `max_build.key.changes` lists them.
+    words
+        The same for a reader, one string a change.
+    graph
+        Lines of the IR that went (`- …`) and came (`+ …`), shortened.
+    """
+
+    against: Record
+    changes: tuple[tuple[str, str, str], ...]
+    words: tuple[str, ...]
+    graph: tuple[str, ...] = ()
+
+
+def reason_of(
+    cache: Cache, unit: str, components: Components, ir: Path | None, miss: Miss, stale: str
+) -> str:
+    """One line for a miss.
+
+    Parameters
+    ----------
+    ir
+        File of the IR that was derived just now.
+    miss
+        What the cache said; a fault of it is the reason.
+    stale
+        Why the unit's last recipe does not hold any more, which is what set the change off.
+    """
+    if miss.reason != "absent":
+        return miss.reason
+    earlier = nearest(cache.records_of(unit), components)
+    if earlier is None:
+        return "never compiled before"
+    if earlier.components.target != components.target:
+        return f"never compiled for target `{components.target}` before"
+    found = compare(cache, earlier, components, ir)
+    more = " …" if len(found.words) > _SHOWN else ""
+    words = ", ".join(found.words[:_SHOWN]) + more
+    return f"{words} ({stale})" if stale and stale not in words else words
+
+
+def nearest(records: Sequence[Record], components: Components) -> Record | None:
+    """The record with the fewest changed components: of the same target if there is one."""
+    return min(
+        records,
+        key=lambda one: (
+            one.components.target != components.target,
+            len(changes(one.components, components)),
+        ),
+        default=None,
+    )
+
+
+def compare(
+    cache: Cache, record: Record, components: Components, ir: Path | None = None
+) -> Explanation:
+    """What changed from a record to `components`, with the graphs where both are known."""
+    found = changes(record.components, components)
+    before, after = _ir_of(cache, record), _read(ir)
+    graph = ""
+    lines: tuple[str, ...] = ()
+    if before and after and before != after:
+        graph = first_change(before, after)
+        lines = tuple(graph_diff(before, after))
+    words = dict.fromkeys(told(*one, graph=graph) for one in _grouped(found))
+    return Explanation(record, found, tuple(words), lines)
+
+
+def told(name: str, before: str, after: str, *, graph: str = "") -> str:
+    """One changed component, in words."""
+    group, _, leaf = name.partition(".")
+    if group == "sources":
+        if leaf == "ir":
+            return f"graph changed: {graph}" if graph else "graph changed"
+        return f"`{leaf}` changed"
+    if group == "compiler":
+        return f"`{leaf}` {_versions(before, after)}"
+    if group == "environment":
+        return f"environment `{leaf}` {'set' if not before else 'changed' if after else 'unset'}"
+    if group == "dependencies":
+        what = "header " if leaf.endswith(_HEADERS) else ""
+        return f"{what}`{leaf}` {'added' if not before else 'changed' if after else 'removed'}"
+    return f"{name.replace('.', ' ', 1)} {before or 'unset'} → {after or 'unset'}"
+
+
+def _grouped(found: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """The changes less those that say the same again: parts of one compiler move together."""
+    seen: set[str] = set()
+    kept = []
+    for name, before, after in found:
+        if name.startswith("compiler."):
+            same = _versions(before, after)
+            if same in seen:
+                continue
+            seen.add(same)
+        kept.append((name, before, after))
+    return kept
+
+
+def _versions(before: str, after: str) -> str:
+    short = [re.sub(r"\+[0-9a-f]{16}$", "", one) or "absent" for one in (before, after)]
+    if short[0] == short[1]:
+        return f"{short[0]}: another build of it"
+    return f"{short[0]} → {short[1]}"
+
+
+def first_change(before: str, after: str) -> str:
+    """The first operation of `after` that differs, such as "`mo.constant` at op 41"."""
+    old, new = before.splitlines(), after.splitlines()
+    count = 0
+    for position, line in enumerate(new):
+        name = _operation(line)
+        count += bool(name)
+        if position >= len(old) or old[position] != line:
+            return f"`{name or line.strip()[:40]}` at op {count}"
+    gone = old[len(new)] if len(old) > len(new) else ""
+    return f"`{_operation(gone) or gone.strip()[:40]}` is gone from the end"
+
+
+def graph_diff(before: str, after: str, limit: int = 24, width: int = 160) -> list[str]:
+    """The changed lines, at most `limit`, each cut to `width` characters.
+
+    Values are numbered from the start of a graph, so that one operation more renumbers all that
+    follow: the numbers are left out of the comparison.
+    """
+    old, new = before.splitlines(), after.splitlines()
+    plain_old = [_NUMBER.sub("%", line) for line in old]
+    plain_new = [_NUMBER.sub("%", line) for line in new]
+    matcher = difflib.SequenceMatcher(None, plain_old, plain_new, autojunk=True)
+    lines: list[str] = []
+    for tag, start, end, other, last in matcher.get_opcodes():
+        if tag != "equal":
+            lines += [f"- {line.strip()}" for line in old[start:end]]
+            lines += [f"+ {line.strip()}" for line in new[other:last]]
+    cut = [line if len(line) <= width else _around(line, width) for line in lines[:limit]]
+    if len(lines) > limit:
+        cut.append(f"… {len(lines) - limit} lines more")
+    return cut
+
+
+def _around(line: str, width: int) -> str:
+    return f"{line[: width - 1]}…"
+
+
+def _operation(line: str) -> str:
+    found = _OPERATION.match(line.strip())
+    return found[1] if found else ""
+
+
+def _ir_of(cache: Cache, record: Record) -> str:
+    blob = record.blob("ir")
+    if blob is None:
+        return ""
+    try:
+        return _read(cache.path(blob))
+    except StoreError:
+        return ""
+
+
+def _read(path: Path | None) -> str:
+    try:
+        return path.read_text(errors="replace") if path else ""
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""A page that shows a build or a cache: what was noted, what is gathered of it, how it looks."""

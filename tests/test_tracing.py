@@ -1,0 +1,268 @@
+"""What a worker notes while a unit is derived, and what makes a unit derive always."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import toy_repo as toy
+
+from max_build.config import load_settings
+from max_build.key import digest
+from max_build.recipe import Recipe, encode
+from max_build.worker import Derive, Derived
+from max_build.workers import Worker
+
+Deriver = Callable[..., toy.Derived]
+
+
+@pytest.fixture
+def derive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deriver:
+    """`derive(unit="def build(target): …", **modules)`: what the recorder answers in a fork."""
+    toy.install(tmp_path / "site", monkeypatch)
+
+    def derived(unit: str, **modules: str) -> toy.Derived:
+        return toy.derive(toy.write_project(tmp_path / "repo", unit=unit, **modules))
+
+    return derived
+
+
+def recipe(derived: toy.Derived) -> Recipe:
+    assert derived.always == ""
+    assert derived.recipe is not None
+    return derived.recipe
+
+
+def test_files_modules_and_the_compiler(derive: Deriver) -> None:
+    found = recipe(
+        derive(
+            "from toy import part\ndef build(target): return part.TEXT",
+            part="TEXT = 'one'",
+        )
+    )
+    assert set(found.files) == {"src/toy/__init__.py", "src/toy/part.py", "src/toy/unit.py"}
+    assert found.modules["src"]["toy"] == ("toy",)
+    assert found.modules["src/toy"]["part"] == ("part.py",)
+    assert found.modules["src/toy"]["__init__"] == ("__init__.py",)
+    assert found.distributions["toy-compiler"].identity.startswith("1.0+")
+
+
+def test_a_recipe_names_no_place_user_or_host(derive: Deriver, tmp_path: Path) -> None:
+    package = tmp_path / "repo/src/toy"
+    package.mkdir(parents=True)
+    (package / "data.json").write_text("{}")
+    found = derive(
+        """
+        import os, pathlib
+        def build(target):
+            here = pathlib.Path(__file__).resolve().parent
+            return (here / "data.json").read_text() + os.environ.get("HOME", "")[:0]
+        """
+    )
+    text = encode(recipe(found)).decode()
+    for word in (str(tmp_path), os.path.expanduser("~"), os.uname().nodename):
+        assert word not in text
+
+
+def test_a_file_that_is_read_looked_for_listed(derive: Deriver, tmp_path: Path) -> None:
+    (tmp_path / "repo/parts").mkdir(parents=True)
+    (tmp_path / "repo/parts/a.txt").write_text("a")
+    found = recipe(
+        derive(
+            """
+            import glob, os, pathlib
+            def build(target):
+                names = sorted(glob.glob("parts/*.txt"))
+                there = os.path.exists("switch"), pathlib.Path("parts").is_dir()
+                try:
+                    open("absent.txt")
+                except FileNotFoundError:
+                    pass
+                return "".join(open(name).read() for name in names) + str(there)
+            """
+        )
+    )
+    assert "parts/a.txt" in found.files
+    assert set(found.listings) == {"parts"}
+    assert found.looked["switch"] == found.looked["absent.txt"] == "absent"
+    assert found.looked["parts"] == "directory"
+
+
+def test_variables_that_are_read_set_and_unset(
+    derive: Deriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WIDTH", "4")
+    monkeypatch.delenv("DEPTH", raising=False)
+    found = recipe(
+        derive(
+            """
+            import os
+            def build(target):
+                os.environ["OWN"] = "1"
+                return os.environ["WIDTH"] + os.getenv("DEPTH", "2") + os.environ["OWN"]
+            """
+        )
+    )
+    assert found.variables["DEPTH"] == ""
+    assert found.variables["WIDTH"] not in ("", "4")
+    assert "OWN" not in found.variables
+
+
+def test_a_module_that_is_nowhere(derive: Deriver) -> None:
+    found = recipe(
+        derive(
+            """
+            try:
+                import not_to_be_found
+            except ImportError:
+                not_to_be_found = None
+            def build(target): return str(not_to_be_found)
+            """
+        )
+    )
+    assert found.lacking == ("not_to_be_found",)
+    assert found.modules["src"]["not_to_be_found"] == ()
+    assert found.modules["."]["not_to_be_found"] == ()
+
+
+def test_a_distribution_that_the_project_imports(derive: Deriver, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    toy.write_distribution(site, "inner-lib", "3.0", {"inner_lib.py": "N = 3"})
+    toy.write_distribution(
+        site, "outer-lib", "2.0", {"outer_lib.py": "from inner_lib import N\nimport os\n"}
+    )
+    found = recipe(derive("import outer_lib\ndef build(target): return str(outer_lib.N)"))
+    assert set(found.distributions) == {"toy-compiler", "outer-lib", "inner-lib"}
+    assert found.imported == ("inner_lib", "outer_lib")
+
+
+def test_files_that_native_code_reads(derive: Deriver, tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    (tmp_path / "repo").mkdir()
+    save_file({"w": np.zeros((2, 3), np.float32)}, tmp_path / "repo/w.safetensors")
+    found = derive(
+        """
+        from safetensors import safe_open
+        def build(target):
+            with safe_open("w.safetensors", "np") as file:
+                return str(file.get_slice("w").get_shape())
+        """
+    )
+    assert "w.safetensors" in recipe(found).files
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ("import time; return str(time.time())", "reads the clock"),
+        ("import time; return time.strftime('%Y')", "reads the clock"),
+        ("import datetime; return str(datetime.datetime.now())", "reads the clock"),
+        ("import datetime; return str(datetime.date.today())", "reads the clock"),
+        ("import os; return os.urandom(4).hex()", "draws random bytes"),
+        ("import uuid; return str(uuid.uuid4())", "draws random bytes"),
+        ("import secrets; return secrets.token_hex(4)", "draws random bytes"),
+        ("import random; return str(random.Random().random())", "without a seed"),
+        ("import random; random.seed(); return str(random.random())", "without a seed"),
+        ("import numpy as np; return str(np.random.default_rng().random())", "random bytes"),
+        ("import subprocess; return subprocess.check_output(['true'], text=True)", "a program"),
+        ("import os; os.system('true'); return ''", "starts a program"),
+        ("import os; return str(os.cpu_count())", "asks for `os.cpu_count`"),
+        ("import socket; return socket.gethostname()", "uses the network"),
+        ("return open('/etc/hostname').read()", "belongs neither to the project"),
+        ("import os; return str(os.path.exists('/opt/switch'))", "looks at `/opt/switch`"),
+        ("import os; return str(sorted(os.environ))", "reads the whole environment"),
+        ("open('made.txt', 'w').write('x'); return ''", "changes `made.txt`"),
+        ("import os; os.mkdir('made'); return ''", "changes `made`"),
+        ("import os; return str(os.listdir(os.open('src', os.O_RDONLY)))", "descriptor"),
+        ("import ctypes; ctypes.CDLL('libm.so.6'); return ''", "loads `libm.so.6`"),
+    ],
+)
+def test_what_no_recipe_can_promise(derive: Deriver, body: str, why: str) -> None:
+    found = derive(f"def build(target):\n    {body}\n")
+    assert found.recipe is None
+    assert why in found.always
+    assert "src/toy/unit.py" in found.always
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import random; return str(random.random())",
+        "import numpy as np; return str(np.random.rand())",
+        "import random; return str(random.Random(7).random())",
+        "import tempfile\n    with tempfile.TemporaryFile() as f: return str(f.write(b'x'))",
+        "import logging; logging.getLogger('x').warning('told'); return ''",
+        "import time; return str(time.gmtime(0).tm_year)",
+        "import platform; return platform.machine()",
+        "from importlib.metadata import version; return version('toy-compiler')",
+        "from pathlib import Path; return str(Path('src').resolve().is_dir())",
+    ],
+)
+def test_what_harms_no_recipe(derive: Deriver, body: str) -> None:
+    unit = f"def build(target):\n    {body}\n"
+    first, second = derive(unit), derive(unit)
+    recipe(first)
+    assert first.components == second.components
+
+
+def test_a_file_that_changes_while_it_is_used(derive: Deriver, tmp_path: Path) -> None:
+    data = tmp_path / "repo" / "data.txt"
+    data.parent.mkdir()
+    data.write_text("one")
+    timer = threading.Timer(0.5, data.write_text, ("two",))
+    timer.start()
+    found = derive(
+        """
+        import time
+        def build(target):
+            while open("data.txt").read() != "two":
+                time.sleep(0.01)
+            return ""
+        """
+    )
+    timer.join()
+    assert found.always == "`data.txt` changed while it was derived"
+
+
+def test_bytecode_beside_a_module_is_not_believed(derive: Deriver, tmp_path: Path) -> None:
+    unit = "def build(target): return 'one'"
+    path = tmp_path / "repo/src/toy/unit.py"
+    derive(unit)
+    py_compile.compile(str(path))
+    before = path.stat()
+    path.write_text(unit.replace("one", "two"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    found = toy.derive(tmp_path / "repo")
+    assert found.components.sources["ir"] == digest(b"two")
+
+
+def test_a_worker_that_is_used_again_forgets_no_dependency(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.install(tmp_path / "site", monkeypatch)
+    root = toy.write_project(
+        tmp_path / "repo",
+        unit="from toy import part\ndef build(target): return part.TEXT",
+        part="TEXT = 'one'",
+    )
+    settings = load_settings(root)
+    worker = Worker(root)
+    try:
+        for _ in range(2):
+            with tempfile.TemporaryDirectory() as scratch:
+                answer = worker.ask(
+                    Derive(settings.units[0], "cpu", settings.root, settings.python_path, scratch),
+                    timeout=60,
+                )
+            assert isinstance(answer, Derived)
+            assert answer.recipe is not None
+            assert "src/toy/part.py" in answer.recipe.files
+    finally:
+        worker.close()
