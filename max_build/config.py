@@ -33,7 +33,7 @@ _HATCHLING = frozenset(
         "require-runtime-features",
     }
 )
-_USER_FILE_KEYS = ("cache", "compile-timeout", "jobs")
+_USER_FILE_KEYS = ("cache", "compile-timeout", "executor", "jobs")
 _FLAGS = "command line"
 _UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -92,6 +92,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Directories that entries are imported from, absolute, in order.
     jobs
         Workers at once; 0 means as many as the machine carries.
+    executor
+        Address of the farm that compiles; empty means this machine.
     compile_timeout
         Seconds that one compile may take.
     """
@@ -103,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheSettings
     python_path: tuple[str, ...]
     jobs: int
+    executor: str
     compile_timeout: float
     embed: bool
     require_hit: bool
@@ -224,6 +227,7 @@ def load_settings(
         cache=_cache(cache, root),
         python_path=_python_path(root, project["python-path"]),
         jobs=project["jobs"],
+        executor=project["executor"],
         compile_timeout=project["compile-timeout"],
         embed=project["embed"],
         require_hit=project["require-hit"],

@@ -13,7 +13,16 @@ from max_build.key import Components, changes
 from max_build.record import Record
 from max_build.store import Cache, Miss
 
-__all__ = ["Explanation", "compare", "first_change", "graph_diff", "nearest", "reason_of", "told"]
+__all__ = [
+    "Explanation",
+    "compare",
+    "explain_miss",
+    "first_change",
+    "graph_diff",
+    "ir_of",
+    "nearest",
+    "told",
+]
 
 _SHOWN = 4
 _OPERATION = re.compile(r"(?:%[\w#:, %]+ = )?\"?([A-Za-z_]\w*(?:\.\w+)+)")
@@ -43,10 +52,10 @@ class Explanation:
     graph: tuple[str, ...] = ()
 
 
-def reason_of(
+def explain_miss(
     cache: Cache, unit: str, components: Components, ir: Path | None, miss: Miss, stale: str
-) -> str:
-    """One line for a miss.
+) -> tuple[str, Explanation | None]:
+    """One line for a miss, and what stands behind it where an earlier record is known.
 
     Parameters
     ----------
@@ -58,16 +67,16 @@ def reason_of(
         Why the unit's last recipe does not hold any more, which is what set the change off.
     """
     if miss.reason != "absent":
-        return miss.reason
+        return miss.reason, None
     earlier = nearest(cache.records_of(unit), components)
     if earlier is None:
-        return "never compiled before"
+        return "never compiled before", None
     if earlier.components.target != components.target:
-        return f"never compiled for target `{components.target}` before"
-    found = compare(cache, earlier, components, ir)
+        return f"never compiled for target `{components.target}` before", None
+    found = compare(cache, earlier, components, _read(ir))
     more = " …" if len(found.words) > _SHOWN else ""
     words = ", ".join(found.words[:_SHOWN]) + more
-    return f"{words} ({stale})" if stale and stale not in words else words
+    return f"{words} ({stale})" if stale and stale not in words else words, found
 
 
 def nearest(records: Sequence[Record], components: Components) -> Record | None:
@@ -83,11 +92,11 @@ def nearest(records: Sequence[Record], components: Components) -> Record | None:
 
 
 def compare(
-    cache: Cache, record: Record, components: Components, ir: Path | None = None
+    cache: Cache, record: Record, components: Components, after: str = ""
 ) -> Explanation:
-    """What changed from a record to `components`, with the graphs where both are known."""
+    """What changed from a record to `components`, whose IR is `after` where it has one."""
     found = changes(record.components, components)
-    before, after = _ir_of(cache, record), _read(ir)
+    before = ir_of(cache, record)
     graph = ""
     lines: tuple[str, ...] = ()
     if before and after and before != after:
@@ -178,7 +187,8 @@ def _operation(line: str) -> str:
     return found[1] if found else ""
 
 
-def _ir_of(cache: Cache, record: Record) -> str:
+def ir_of(cache: Cache, record: Record) -> str:
+    """The IR text that a record keeps; empty where it keeps none, or it is gone."""
     blob = record.blob("ir")
     if blob is None:
         return ""

@@ -12,7 +12,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,15 @@ from max_build import compilers
 from max_build.compilers import Job
 from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
-from max_build.explain import reason_of
+from max_build.executor import Executor, LocalPool, open_executor
+from max_build.explain import Explanation, explain_miss
 from max_build.key import digest, key_of
 from max_build.recall import Recall
 from max_build.record import Blob, Record, Role
 from max_build.store import Cache, Hit
 from max_build.target import Target
 from max_build.worker import Compile, Compiled, Derive, Derived, Failed
-from max_build.workers import Worker, Workers, capacity
+from max_build.workers import Worker, Workers
 
 __all__ = ["Build", "Event", "Mode", "Outcome", "Reporter", "State", "build", "summary"]
 
@@ -56,6 +57,10 @@ class Outcome:
         Why it missed, or why it is not kept.
     always
         Why no recipe can save its derivation, where one was needed.
+    explanation
+        What is different from the nearest earlier record, of one that missed.
+    where
+        The host of a farm that compiled it; empty for this machine.
     seconds
         Wall time this build spent on it.
     """
@@ -68,7 +73,9 @@ class Outcome:
     tier: str = ""
     reason: str = ""
     always: str = ""
+    explanation: Explanation | None = None
     error: MaxBuildError | None = None
+    where: str = ""
     seconds: float = 0.0
 
 
@@ -161,26 +168,41 @@ class _Session:
         found: dict[int, Outcome] = {}
         rest: list[int] = []
         for position, (unit, target) in enumerate(todo):
-            outcome = self._without_worker(unit, target)
+            outcome = self.look(unit, target)
             if outcome is None:
                 rest.append(position)
             else:
-                found[position] = outcome
-        threads = min(len(rest), self._settings.jobs or capacity())
-        if threads:
-            pool = ThreadPoolExecutor(threads, thread_name_prefix="max-build")
-            try:
-                futures = {pool.submit(self._with_worker, *todo[one]): one for one in rest}
-                for future in as_completed(futures):
-                    found[futures[future]] = future.result()
-            except BaseException:
-                self._workers.close()
-                raise
-            finally:
-                pool.shutdown(cancel_futures=True)
+                found[position] = self._done(outcome)
+        if rest:
+            with contextlib.closing(self._executor()) as executor:
+                found.update(self._run(executor, {one: todo[one] for one in rest}))
         return tuple(found[position] for position in range(len(todo)))
 
-    def _without_worker(self, unit: Unit, target: Target) -> Outcome | None:
+    def _run(
+        self, executor: Executor, jobs: Mapping[int, tuple[Unit, Target]]
+    ) -> dict[int, Outcome]:
+        def one(unit: Unit, target: Target) -> Outcome:
+            return self._done(executor.run(unit, target, self))
+
+        pool = ThreadPoolExecutor(
+            min(len(jobs), executor.width), thread_name_prefix="max-build"
+        )
+        try:
+            futures = {pool.submit(one, *job): position for position, job in jobs.items()}
+            return {futures[future]: future.result() for future in as_completed(futures)}
+        except BaseException:
+            executor.close()
+            self._workers.close()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _executor(self) -> Executor:
+        if self._mode == "build":
+            return open_executor(self._settings, self._cache, self._report)
+        return LocalPool(self._settings.jobs)
+
+    def look(self, unit: Unit, target: Target) -> Outcome | None:
         """Look up a unit whose key is known without its code or a compiler; None leaves it over."""
         adapter = compilers.get(unit.compiler)
         started = time.monotonic()
@@ -190,14 +212,15 @@ class _Session:
             try:
                 derivation = adapter.derive(self._job(unit, target, self._scratch))
             except MaxBuildError as error:
-                return self._done(_failure(unit, target, error, started))
+                return _failure(unit, target, error, started)
             key = "" if derivation.uncacheable else key_of(derivation.components)
         if not key:
             return None
         found = self._cache.lookup(key, fetch=self._mode != "look")
-        return self._done(_hit(unit, target, found, started)) if isinstance(found, Hit) else None
+        return _hit(unit, target, found, started) if isinstance(found, Hit) else None
 
-    def _with_worker(self, unit: Unit, target: Target) -> Outcome:
+    def work(self, unit: Unit, target: Target) -> Outcome:
+        """Derive in a worker, look up, and compile what misses."""
         started = time.monotonic()
         try:
             with self._workers.worker(unit.compiler) as worker, self._own_scratch() as scratch:
@@ -206,7 +229,7 @@ class _Session:
             if stale := self._recall.stale(unit, target):
                 error.add_note(f"it had to be derived anew: {stale}")
             outcome = _failure(unit, target, error, started)
-        return self._done(outcome)
+        return outcome
 
     def _derive(self, worker: Worker, job: Job, started: float) -> Outcome:
         """Derive; then look up, compile, and keep the recipe of what came of it."""
@@ -239,7 +262,7 @@ class _Session:
         found = self._cache.lookup(key, fetch=self._mode != "look")
         if isinstance(found, Hit):
             return _hit(job.unit, job.target, found, started)
-        reason = reason_of(
+        reason, explanation = explain_miss(
             self._cache,
             job.unit.name,
             answer.components,
@@ -248,7 +271,8 @@ class _Session:
             self._recall.stale(job.unit, job.target),
         )
         if self._mode != "build":
-            return self._miss(worker, job, answer, reason, started)
+            outcome = self._miss(worker, job, answer, reason, started)
+            return dataclasses.replace(outcome, explanation=explanation)
         self._tell("waiting", job)
         with self._cache.single_flight(key) as waited:
             found = self._cache.lookup(key) if waited else found
@@ -363,6 +387,7 @@ def _record(
         unit=unit,
         components=derived.components,
         blobs=tuple(blobs),
+        arch=compiled.arch,
         kernels=compiled.kernels,
         inputs=compiled.inputs,
         outputs=compiled.outputs,

@@ -12,8 +12,9 @@ __all__ = ["RECORD_SCHEMA", "Blob", "Kernel", "Record", "Role", "Tensor", "decod
 
 RECORD_SCHEMA = 1
 
-Role = Literal["mef", "cubin", "ptx", "ir"]
-"""What a blob is: a MAX artifact, device machine code, the PTX kept beside it, the IR text."""
+Role = Literal["mef", "cubin", "ptx", "ir", "sources"]
+"""What a blob is: a MAX artifact, device machine code, the PTX kept beside it, the IR text; or a
+project's sources on their way to a farm, which no record names."""
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     unit
         The name it was first compiled under. It tells a reader what this is; a lookup never
         uses it.
+    arch
+        What the device code says it is for, where that is not the target: MAX answers `sm_90` with
+        machine code for `sm_90a`. A loader goes by this.
     kernels
         Source-level name → `Kernel`, for a kernel module.
     inputs, outputs, weights
@@ -95,6 +99,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     components: Components
     blobs: tuple[Blob, ...]
+    arch: str = ""
     kernels: dict[str, Kernel] = {}
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()

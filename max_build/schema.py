@@ -211,6 +211,14 @@ PROJECT: tuple[Field, ...] = (
         "`0`",
     ),
     Field(
+        "executor",
+        text,
+        "who compiles what misses: `dask://HOST:PORT` for a farm, empty for this machine",
+        "",
+        "MAX_BUILD_EXECUTOR",
+        "this machine",
+    ),
+    Field(
         "compile-timeout",
         seconds,
         "seconds after which one compile is given up",

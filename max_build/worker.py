@@ -75,6 +75,7 @@ class Compiled(msgspec.Struct, frozen=True, tag=True):
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...]
+    arch: str = ""
     uncacheable: str = ""
 
 
@@ -166,6 +167,7 @@ class _Server:
             inputs=product.inputs,
             outputs=product.outputs,
             weights=product.weights,
+            arch=product.arch,
             uncacheable=product.uncacheable,
         )
 

@@ -20,9 +20,11 @@ from max_build import compilers
 from max_build.errors import CompileError, MaxBuildError
 from max_build.worker import Answer, Request
 
-__all__ = ["Worker", "Workers", "capacity", "environment"]
+__all__ = ["MEMORY_EACH", "Worker", "Workers", "capacity", "environment"]
 
-_MEMORY_EACH = 2 << 30
+MEMORY_EACH = 2 << 30
+"""Bytes of memory to count for one worker."""
+
 _LOG_LIMIT = 64 << 10
 _TAIL_LINES = 20
 
@@ -33,7 +35,7 @@ def capacity() -> int:
     Memory is what is available now, or what the control group still allows where that is less.
     """
     cpus = len(os.sched_getaffinity(0))
-    return max(1, min(cpus, _available_memory() // _MEMORY_EACH))
+    return max(1, min(cpus, _available_memory() // MEMORY_EACH))
 
 
 def _available_memory() -> int:

@@ -13,7 +13,7 @@ from max_build.errors import MaxBuildError
 
 __all__ = ["main", "parser"]
 
-COMMANDS = ("build", "status", "show", "report")
+COMMANDS = ("build", "status", "show", "explain", "run", "report")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from max_build.cli.progress import Progress
 from max_build.cli.project import add_selection, opened, print_json, settings_of
 from max_build.pipeline import Mode, Outcome, summary
 from max_build.report.history import build_noted
+
+if TYPE_CHECKING:
+    from max_build.config import Settings
+    from max_build.determinism import Finding
 
 __all__ = ["described", "register", "run"]
 
@@ -28,9 +33,19 @@ def register(commands: Any) -> None:
         "-j", "--jobs", type=int, help="workers at once (default: min(CPUs, memory / 2 GiB))"
     )
     parser.add_argument(
+        "--executor",
+        metavar="ADDRESS",
+        help="send what misses to a farm, dask://HOST:PORT (also MAX_BUILD_EXECUTOR)",
+    )
+    parser.add_argument(
         "--require-hit",
         action="store_true",
         help="a miss is an error and nothing compiles (also MAX_BUILD_REQUIRE_HIT=1)",
+    )
+    parser.add_argument(
+        "--check-determinism",
+        action="store_true",
+        help="compile everything twice past the cache, and say which compilers are reproducible",
     )
     parser.set_defaults(run=run)
 
@@ -38,6 +53,8 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Build; 1 if any unit is left without an artifact."""
     settings = settings_of(options)
+    if options.check_determinism:
+        return _check_determinism(settings, as_json=options.json)
     with opened(settings) as cache, Progress(verbose=options.verbose) as progress:
         mode: Mode = "require-hit" if settings.require_hit else "build"
         result = build_noted(settings, cache, mode=mode, report=progress)
@@ -54,6 +71,29 @@ def run(options: argparse.Namespace) -> int:
         )
     print(f"max-build: {summary(result)}", file=sys.stderr)
     return 1 if result.failed else 0
+
+
+def _check_determinism(settings: Settings, *, as_json: bool) -> int:
+    """Compile twice; 1 if a derivation varied or failed. Artifacts may vary: no key is of them."""
+    from max_build.determinism import check
+
+    findings = []
+    for one in check(settings):
+        findings.append(one)
+        if not as_json:
+            name = f"`{one.unit}` × `{one.target}` ({one.compiler})"
+            print(f"{name}: {one.error or _told(one)}")
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in findings])
+    return 1 if any(one.derivation or one.error for one in findings) else 0
+
+
+def _told(one: Finding) -> str:
+    if one.derivation:
+        return f"derives to another key each time: {', '.join(one.derivation)}"
+    if one.artifacts:
+        return f"same key, other bytes each time: {', '.join(one.artifacts)}"
+    return "reproducible"
 
 
 def described(outcome: Outcome) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def settings_of(options: argparse.Namespace) -> Settings:
     flags: dict[str, Any] = {}
     if getattr(options, "jobs", None) is not None:
         flags["jobs"] = options.jobs
+    if getattr(options, "executor", None) is not None:
+        flags["executor"] = options.executor
     if getattr(options, "require_hit", False):
         flags["require-hit"] = True
     settings = load_settings(options.project, flags=flags)

@@ -102,6 +102,8 @@ class Product:
         Source-level name → what a launch needs, of a kernel module.
     inputs, outputs, weights
         The signature of a graph.
+    arch
+        The architecture of the device code, where it is not the target's.
     uncacheable
         As in `Derivation`, where it showed in the compile alone.
     """
@@ -111,6 +113,7 @@ class Product:
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
+    arch: str = ""
     uncacheable: str = ""
 
 

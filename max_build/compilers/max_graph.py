@@ -149,8 +149,8 @@ class MaxCompiler:
         except Exception as error:
             message = f"MAX refused the graph: {_last_cause(error)}"
             raise CompileError(message) from error
-        _validate(path, str(job.target))
-        return Product(files={"mef": path}, **signature(graph)._asdict())
+        arch = _validate(path, str(job.target))
+        return Product(files={"mef": path}, arch=arch, **signature(graph)._asdict())
 
 
 def canonical_ir(graph: Any, libraries: mojo_libraries.Libraries) -> bytes:
@@ -290,15 +290,20 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _validate(path: Path, target: str) -> None:
-    """Refuse an artifact that MAX itself cannot read, or with machine code for something else."""
+def _validate(path: Path, target: str) -> str:
+    """Refuse an artifact that MAX itself cannot read, or with machine code for something else.
+
+    The architecture of its device code, where that is not `target`.
+    """
     from max import engine
 
-    from max_build.compilers.elf import check_mef
+    from max_build.compilers.elf import AMDGPU, CUDA, check_mef
 
     try:
         engine.read(path)
     except Exception as error:
         message = f"MAX cannot read back the artifact it exported: {_last_cause(error)}"
         raise CompileError(message) from error
-    check_mef(path.read_bytes(), target)
+    images = check_mef(path.read_bytes(), target)
+    found = {image.arch for image in images if image.machine in (CUDA, AMDGPU)} - {target}
+    return min(found, default="")

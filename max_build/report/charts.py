@@ -16,7 +16,7 @@ _LANE = 38
 _NAME = 14
 _BAR = 14
 _AXIS = 22
-_HALF = 84
+_PLOT = 150
 
 
 def outcomes(states: Mapping[str, int]) -> Markup:
@@ -120,10 +120,11 @@ def _bar(row: int, span: Span, total: float, following: float) -> Markup:
 
 def savings(history: Sequence[Past]) -> Markup:
     """Per build: seconds saved upwards, seconds compiled downwards, on one scale."""
-    most = max((max(one.saved, one.spent) for one in history), default=0.0) or 1.0
-    scale = _HALF / most
+    above = max(one.saved for one in history)
+    below = max(one.spent for one in history)
+    scale = _PLOT / ((above + below) or 1.0)
     step = 100 / max(len(history), 12)
-    zero = 16 + _HALF
+    zero = 16 + round(above * scale)
     parts = [
         element("line", x1="0", x2="100%", y1=zero, y2=zero, class_="zero", aria_hidden="true")
     ]
@@ -138,15 +139,14 @@ def savings(history: Sequence[Past]) -> Markup:
                 _rect(left, width, zero, down, class_="fill-compiled") if down else None,
             )
         )
-    words = f"{seconds(most)}"
     return element(
         "svg",
         element("title", "Seconds saved and seconds compiled, build by build"),
         parts,
-        element("text", f"↑ saved, to {words}", x=0, y=11, class_="axis"),
-        element("text", "↓ compiled", x=0, y=zero + _HALF + 16, class_="axis"),
+        element("text", f"↑ saved, at most {seconds(above)}", x=0, y=11, class_="axis"),
+        element("text", f"↓ compiled, at most {seconds(below)}", x=0, y=_PLOT + 32, class_="axis"),
         class_="savings",
-        height=zero + _HALF + 22,
+        height=_PLOT + 38,
         role="img",
     )
 

@@ -163,8 +163,10 @@ class Kernels(Mapping[str, "Kernel"]):
         if any(needs.scratch_bytes):
             message = f"`{name}` needs scratch buffers of {needs.scratch_bytes} bytes per block"
             raise LoadError(message, hint="launch `kernels[name]` with them after the arguments")
-        config = self.config(name, grid, block, shared_bytes)
-        launch(stream, config, self[name], *arguments, *(0 for _ in needs.scratch_bytes))
+        config, kernel = self.config(name, grid, block, shared_bytes), self[name]
+        if shared_bytes and config.shmem_size > _PLAIN_SHARED_BYTES:
+            _allow_shared(kernel, config.shmem_size, self.choice.ordinal or 0)
+        launch(stream, config, kernel, *arguments, *(0 for _ in needs.scratch_bytes))
 
     def _digest(self, name: str) -> str:
         digest = self.needs(name).blob
@@ -336,7 +338,9 @@ def _allow_shared(kernel: Kernel, size: int, ordinal: int) -> None:
 
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     handle = driver.CUkernel(int(kernel.handle))
-    (status,) = driver.cuKernelSetAttribute(attribute, size, handle, driver.CUdevice(ordinal))
+    status, device = driver.cuDeviceGet(ordinal)
+    if status == driver.CUresult.CUDA_SUCCESS:
+        (status,) = driver.cuKernelSetAttribute(attribute, size, handle, device)
     if status != driver.CUresult.CUDA_SUCCESS:
         message = f"the device has no {size} bytes of shared memory for a block ({status.name})"
         raise LoadError(message)

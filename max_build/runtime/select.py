@@ -111,7 +111,7 @@ def _reason(target: Target, record: Record, machine: Machine, ordinal: int | Non
         return "it needs an NVIDIA GPU"
     from max_build.runtime import rules
 
-    verdict = rules.can_run(target.name, machine.cuda[ordinal])
+    verdict = rules.can_run(record.arch or target.name, machine.cuda[ordinal])
     return "" if isinstance(verdict, rules.Accepted) else verdict.reason
 
 

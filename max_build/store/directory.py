@@ -383,14 +383,16 @@ def _read_small(path: Path) -> bytes | None:
     fd = open_regular(path)
     if fd is None:
         return None
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        data = bytearray()
-        while chunk := file.read(ENTRY_LIMIT + 1 - len(data)):
+    try:
+        data = b""
+        while chunk := os.read(fd, min(1 << 16, ENTRY_LIMIT + 1 - len(data))):
             data += chunk
+    finally:
+        os.close(fd)
     if len(data) > ENTRY_LIMIT:
         message = f"`{path}` is larger than any entry"
         raise StoreError(message, kind="corrupt")
-    return bytes(data)
+    return data
 
 
 def _again(read: Callable[[], T]) -> T:

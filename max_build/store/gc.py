@@ -18,7 +18,6 @@ from max_build.errors import StoreError
 from max_build.store import actionresult
 from max_build.store.base import Kind
 from max_build.store.directory import DirectoryStore
-from max_build.store.entry import unseal
 
 __all__ = [
     "Found",
@@ -37,7 +36,7 @@ _DAY = 86400.0
 _LEFTOVERS = {"tmp": _DAY, "lock": _DAY, "lease": _DAY, "quarantine": 7 * _DAY}
 
 
-class Found(msgspec.Struct, frozen=True):
+class Found(msgspec.Struct, frozen=True, gc=False):
     """An entry: when it was last used, what it takes, and the blobs it names (raw digests)."""
 
     key: str
@@ -79,6 +78,9 @@ class _Blob(msgspec.Struct):
 
 class _Blobs(msgspec.Struct):
     blobs: list[_Blob] = []
+
+
+_READ = msgspec.json.Decoder(_Blobs)
 
 
 def survey(store: DirectoryStore) -> Survey:
@@ -212,12 +214,15 @@ def pins(store: DirectoryStore) -> frozenset[str]:
 
 
 def _named(store: DirectoryStore, key: str) -> tuple[bytes, ...]:
-    """The blobs that an entry names; none if it cannot be read."""
+    """The blobs that an entry names; none if it cannot be read.
+
+    What is altered is for a reader to find: here it is enough to know what is named.
+    """
     try:
         data = store.get_entry(key) or b""
         if not data.startswith(b"{"):  # as a Bazel cache server keeps it
             data = actionresult.decode(data)
-        found = msgspec.json.decode(unseal(data).payload, type=_Blobs)
+        found = _READ.decode(data.partition(b"\n")[0])
         return tuple(bytes.fromhex(blob.digest) for blob in found.blobs)
     except (StoreError, ValueError, msgspec.DecodeError):
         return ()

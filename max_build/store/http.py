@@ -31,6 +31,7 @@ TOKEN_VARIABLE = "MAX_BUILD_REMOTE_TOKEN"
 
 _REPEATED = {"GET", "HEAD", "DELETE"}
 _MISSING = {404, 410}
+_WORDS = {"timeout": "no answer in time", "refused": "cannot connect"}
 _KINDS = {401: "permission", 403: "permission", 405: "read-only", 413: "full", 507: "full"}
 
 
@@ -196,15 +197,17 @@ class HttpStore(Store):
                 reply.release_conn()
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
-            message = f"{what} failed: {type(reason).__name__}"
-            raise StoreError(message, kind=_fault_kind(reason)) from error
+            fault = _fault_kind(reason)
+            # Not the library's own words: they may hold the URL with what is secret in it.
+            message = f"{what}: {_WORDS.get(fault, type(reason).__name__)}"
+            raise StoreError(message, kind=fault) from error
 
 
 def _fault_kind(reason: object) -> str:
+    if isinstance(reason, urllib3.exceptions.NewConnectionError):  # a TimeoutError, to urllib3
+        return "refused"
     if isinstance(reason, (urllib3.exceptions.TimeoutError, TimeoutError)):
         return "timeout"
-    if isinstance(reason, urllib3.exceptions.NewConnectionError):
-        return "refused"
     return "server"
 
 

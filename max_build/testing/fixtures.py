@@ -24,12 +24,25 @@ __all__ = ["Artifact", "Artifacts"]
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A compiled unit: its record, and role → file with verified bytes."""
+    """A compiled unit: its record, and its files with verified bytes.
+
+    Parameters
+    ----------
+    files
+        Role → file; the first one where a kernel module has several cubins.
+    blobs
+        Digest → file of every blob.
+    """
 
     unit: str
     target: str
     record: Record
     files: dict[str, Path]
+    blobs: dict[str, Path]
+
+    def cubins(self) -> tuple[Path, ...]:
+        """Every cubin of a kernel module."""
+        return tuple(self.blobs[one.digest] for one in self.record.blobs if one.role == "cubin")
 
 
 class Artifacts:
@@ -111,5 +124,6 @@ class Artifacts:
             hint = f"run `max-build build {unit} --target {target}`, or pytest --max-build-compile"
             raise NotBuiltError(message, hint=hint)
         record = outcome.record
-        files = {blob.role: self._cache.path(blob) for blob in record.blobs}
-        return Artifact(unit, target, record, {str(role): path for role, path in files.items()})
+        blobs = {blob.digest: self._cache.path(blob) for blob in record.blobs}
+        files = {str(blob.role): blobs[blob.digest] for blob in reversed(record.blobs)}
+        return Artifact(unit, target, record, files, blobs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from max_build.errors import LoadError
@@ -45,6 +46,17 @@ def test_the_most_exact_artifact_is_chosen(
 ) -> None:
     choice = choose("u", records(*targets), machine, device)
     assert (str(choice.target), choice.ordinal) == (chosen, ordinal)
+
+
+def test_an_artifact_is_chosen_by_what_its_code_is_for() -> None:
+    """MAX answers `sm_120` with code for `sm_120a`, which a 12.1 device cannot run."""
+    found = {
+        target: msgspec.structs.replace(record, arch=f"{target}a")
+        for target, record in records("sm_120").items()
+    }
+    assert choose("u", found, Machine(cuda=((12, 0),))).ordinal == 0
+    with pytest.raises(LoadError, match="`sm_120`: "):
+        choose("u", found, Machine(cuda=((12, 1),)))
 
 
 def test_every_refusal_is_told() -> None:

@@ -148,7 +148,7 @@ def test_machines_wait_for_each_other(url, tmp_path):
 
 
 @pytest.mark.parametrize("server", ["seaweed", "rclone", "nginx"])
-@pytest.mark.parametrize("keys", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("keys", [4, pytest.param(200, marks=pytest.mark.slow)])
 def test_eight_machines_build_at_once(server, keys, tmp_path, request, s3_environment):
     if server == "nginx":
         url = request.getfixturevalue("nginx").writer_url

@@ -182,7 +182,7 @@ def test_damage_after_the_first_read_is_found_by_the_next(cache, root):
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_any_subset_of_files_may_be_deleted(tmp_path_factory, data):

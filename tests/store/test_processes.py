@@ -80,7 +80,7 @@ def test_eight_machines_compile_each_key_once(tmp_path, keys):
     assert verify(DirectoryStore(shared, shared=True)).findings == ()
 
 
-@pytest.mark.parametrize("rounds", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_process_killed_at_random_harms_nobody(tmp_path, rounds):
     root = tmp_path / "cache"
     for number in range(rounds):
@@ -95,7 +95,7 @@ def test_a_process_killed_at_random_harms_nobody(tmp_path, rounds):
 
 
 @pytest.mark.parametrize("kind", ["own", "shared"])
-@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
 def test_publish_may_be_killed_at_any_system_call(tmp_path, kind, step):
     (tmp_path / "c").mkdir(mode=0o700)
     done = subprocess.run(

@@ -176,7 +176,9 @@ def test_recipes_are_shared(team):
     with team.open("bob") as cache:
         assert cache.recipes(lookup) == (b'{"by":"alice"}',)
         cache.add_recipe(lookup, b'{"by":"bob"}')
-        assert cache.recipes(lookup) == (b'{"by":"bob"}',)
+        assert cache.recipes(lookup) == (b'{"by":"bob"}', b'{"by":"alice"}')
+    with team.open("alice") as cache:
+        assert cache.recipes(lookup) == (b'{"by":"alice"}',)
         assert set(cache.recipes(lookup, everywhere=True)) == {b'{"by":"alice"}', b'{"by":"bob"}'}
 
 

@@ -78,7 +78,7 @@ def layouts(draw: st.DrawFn) -> dict[str, Tensor]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     layouts(),
     st.integers(1, 3),

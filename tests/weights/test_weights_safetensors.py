@@ -325,7 +325,7 @@ def mutated(draw: st.DrawFn) -> bytes:
     return safetensors(bytes(text), DATA[: draw(st.sampled_from([15, 15, 15, 14, 8]))])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(mutated())
 def test_mutated_headers_are_judged_as_by_the_reference(content: bytes) -> None:
     agree(content)
@@ -343,7 +343,7 @@ SPECS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(SPECS, st.randoms(use_true_random=False), st.booleans())
 def test_valid_headers_are_taken(specs, random, metadata: bool) -> None:
     header, end = {}, 0

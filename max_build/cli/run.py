@@ -1,0 +1,84 @@
+"""`max-build run -- CMD …`: a MAX program through the cache, unchanged."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from max_build.errors import ConfigError
+from max_build.runtime.transparent import environment
+
+__all__ = ["register", "run"]
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "run",
+        help="run a MAX program whose graphs go through the cache",
+        description="Run a command in whose Python processes every graph that MAX would compile "
+        "is looked up first and published after a miss. The code needs no change.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--host",
+        metavar="BASELINE",
+        default="",
+        help="compile host code for this CPU baseline (`x86-64-v3`) and not for this machine's "
+        "CPU, so that other machines can use it",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD …")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Become the command; 127 if there is no such command."""
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        message = "`max-build run` needs a command"
+        raise ConfigError(message, hint="for example `max-build run -- python serve.py`")
+    if options.host:
+        _check_host(options.host)
+    program = shutil.which(command[0])
+    if program is None:
+        print(f"max-build: no command `{command[0]}`", file=sys.stderr)
+        return 127
+    found = environment(
+        os.environ,
+        project=_project(options.project),
+        host=options.host,
+        verbose=options.verbose,
+    )
+    sys.stdout.flush()
+    os.execve(program, command, found)
+
+
+def _check_host(host: str) -> None:
+    from max_build.compilers.max_graph import HOSTS
+    from max_build.runtime.host import missing_features
+
+    if host not in HOSTS:
+        message = f"`--host` must be one of {', '.join(HOSTS)}, got {host!r}"
+        raise ConfigError(message)
+    if lacking := missing_features(host):
+        message = f"what is compiled for `--host {host}` cannot run here: {lacking}"
+        raise ConfigError(message)
+
+
+def _project(directory: Path) -> str:
+    """The project whose cache settings hold, if the directory has one."""
+    import tomllib
+
+    path = directory / "pyproject.toml"
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError) as error:
+        message = f"`{path}` cannot be read: {error}"
+        raise ConfigError(message) from error
+    return str(directory.resolve()) if "max-build" in document.get("tool", {}) else ""

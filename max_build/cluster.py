@@ -1,0 +1,313 @@
+"""A farm of Dask workers that compile what misses, behind the executor protocol.
+
+Dask carries addresses, declarations and messages, as JSON. Sources, records and blobs go through
+the shared cache. A Dask worker runs the ordinary build of one unit for one target and publishes
+what came of it; the machine that asked then looks the unit up under the key that it derives
+itself. So a farm can be slow, wrong or gone, and the build is right all the same: what it did not
+bring is compiled here.
+
+Each Dask worker says what it can compile by resources, one per compiler with the number of jobs
+it takes (`--resources "max=2 cuda=8"`); `memory=` in bytes bounds them as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from max_build import compilers
+from max_build.config import Settings, Unit, cache_settings
+from max_build.errors import (
+    CompileError,
+    ConfigError,
+    MaxBuildError,
+    StoreError,
+    ToolchainError,
+)
+from max_build.executor import Here
+from max_build.key import changes
+from max_build.pipeline import Event, Outcome, Reporter, build
+from max_build.record import Blob
+from max_build.snapshot import pack, unpack
+from max_build.store import Cache, CacheSettings, Hit, open_cache
+from max_build.target import Target
+from max_build.workers import MEMORY_EACH, capacity
+
+__all__ = ["Answer", "Farm", "Task", "compile_one", "describe"]
+
+_CONNECT = 10.0
+_LOOK = 2.0
+_PATIENCE = 30.0
+
+
+class Farm:
+    """An executor: jobs go to the Dask workers that declare the unit's compiler.
+
+    Parameters
+    ----------
+    address
+        `dask://HOST:PORT` of the scheduler. TLS is used where Dask's own configuration names a
+        client certificate (`distributed.comm.tls`).
+    report
+        Told when a job is sent.
+
+    Raises
+    ------
+    ConfigError
+        If a requirement is not met: a tier that this machine shares and may write, a scheduler
+        that answers, workers with the needed compilers and with this max-build.
+    """
+
+    def __init__(self, address: str, settings: Settings, cache: Cache, report: Reporter) -> None:
+        check_cache(cache)
+        self._settings = _portable(settings)
+        self._root = Path(settings.root)
+        self._cache = cache
+        self._report = report
+        self._room = threading.BoundedSemaphore(settings.jobs or capacity())
+        self._lock = threading.Lock()
+        self._sources: Blob | None = None
+        self._client = _connect(address)
+        try:
+            wanted = {unit.compiler for unit in settings.units}
+            self.width = settings.jobs or _check_workers(self._client, wanted)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, unit: Unit, target: Target, here: Here) -> Outcome:
+        """Have it compiled on the farm and look it up; do it here if that comes to nothing."""
+        started = time.monotonic()
+        answer: Answer | None = None
+        outcome: Outcome | None = None
+        try:
+            answer = self._ask(unit, target)
+        except (StoreError, ConnectionError) as error:
+            self._warn(unit, target, str(error))
+        if answer is not None and answer.state in ("cached", "compiled"):
+            outcome = here.look(unit, target)
+        if outcome is None:
+            with self._room:  # the farm may be wider than this machine
+                outcome = here.work(unit, target)
+        if answer is not None:
+            outcome = self._credited(outcome, answer)
+        return dataclasses.replace(outcome, seconds=time.monotonic() - started)
+
+    def close(self) -> None:
+        """Leave the farm; what is being compiled there is published when it is done."""
+        with contextlib.suppress(Exception):  # a farm that is gone cannot be left
+            self._client.close(timeout=_LOOK)
+
+    def _ask(self, unit: Unit, target: Target) -> Answer:
+        """Send one job and wait for the answer.
+
+        Raises
+        ------
+        ConnectionError
+            If the farm lost the job for good, or nobody there can take it.
+        StoreError
+            If the sources cannot be sent.
+        """
+        one = msgspec.structs.replace(unit, targets=(str(target),))
+        settings = msgspec.structs.replace(self._settings, units=(one,))
+        task = Task(version(), settings, self._sent())
+        workers = _candidates(self._client, unit.compiler)
+        future = self._client.submit(
+            compile_one,
+            msgspec.json.encode(task),
+            key=f"max-build-{unit.name}-{target}-{task.sources.digest[:12]}-{time.time_ns()}",
+            resources=_resources(unit.compiler, workers.values()),
+            pure=False,
+        )
+        where = f"sent to the farm {self._client.scheduler.address}"
+        self._report(Event("compiling", unit.name, str(target), where))
+        alone = 0.0
+        while True:
+            try:
+                return msgspec.json.decode(future.result(timeout=_LOOK), type=Answer)
+            except TimeoutError:
+                alone = 0.0 if _candidates(self._client, unit.compiler) else alone + _LOOK
+                if alone < _PATIENCE:
+                    continue
+                future.cancel()
+                message = f"no worker of the farm can compile with `{unit.compiler}` any more"
+                raise ConnectionError(message) from None
+            except Exception as error:  # whatever Dask makes of a farm that breaks
+                message = f"the farm lost it: {type(error).__name__}: {error}"
+                raise ConnectionError(message) from error
+
+    def _sent(self) -> Blob:
+        """The project's sources, in a tier that the farm reads."""
+        with self._lock:
+            if self._sources is None:
+                with tempfile.TemporaryDirectory(prefix="max-build-") as folder:
+                    path = Path(folder) / "sources.tar"
+                    blob = pack(self._root, path)
+                    self._offer(blob, path)
+                self._sources = blob
+            return self._sources
+
+    def _offer(self, blob: Blob, path: Path) -> None:
+        failure = StoreError("no tier that the farm could read may be written", kind="read-only")
+        sent = False
+        for tier in self._cache.outer:
+            if tier.writable:
+                try:
+                    tier.send(blob, path)
+                except StoreError as error:
+                    failure = error
+                else:
+                    sent = True
+        if not sent:
+            raise failure
+
+    def _credited(self, outcome: Outcome, answer: Answer) -> Outcome:
+        """The outcome as the farm's work, where it was; a warning where it should have been."""
+        made = answer.state in ("cached", "compiled")
+        if outcome.state == "cached" and made and outcome.key == answer.key:
+            if answer.state == "cached":
+                return outcome
+            return dataclasses.replace(
+                outcome, state="compiled", tier="", reason=answer.reason, where=answer.host
+            )
+        if isinstance(outcome.error, ToolchainError) and answer.error:
+            # Nobody here could compile it, so the farm's word is what there is.
+            error = CompileError(f"on {answer.host}: {answer.error}", hint=answer.hint)
+            return dataclasses.replace(outcome, error=error)
+        if answer.error and outcome.state != "failed":
+            self._warn(outcome.unit, outcome.target, f"{answer.host} said: {answer.error}")
+        elif made and outcome.key and outcome.key != answer.key:
+            what = self._difference(outcome, answer)
+            self._warn(outcome.unit, outcome.target, f"{answer.host} derives another key: {what}")
+        elif made and outcome.state != "cached":
+            why = "; ".join(answer.warnings) or "it is not in a tier that this machine reads"
+            self._warn(outcome.unit, outcome.target, f"{answer.host} compiled it, but {why}")
+        return outcome
+
+    def _difference(self, outcome: Outcome, answer: Answer) -> str:
+        theirs = self._cache.lookup(answer.key, fetch=False)
+        if outcome.record is None or not isinstance(theirs, Hit):
+            return answer.key[:12]
+        found = changes(outcome.record.components, theirs.record.components)
+        shown = [
+            f"{name} {mine or 'unset'} here, {its or 'unset'} there" for name, mine, its in found
+        ]
+        return ", ".join(shown[:3])
+
+    def _warn(self, unit: Unit, target: Target, why: str) -> None:
+        self._cache.warnings.append(f"`{unit.name}` × `{target}` was left to this machine: {why}")
+
+
+def _portable(settings: Settings) -> Settings:
+    """The settings as another machine may have them: no path of this one, no farm."""
+    root = Path(settings.root)
+    paths = []
+    for one in settings.python_path:
+        if not Path(one).is_relative_to(root):
+            message = f"`python-path` names `{one}`, which lies outside of the project"
+            raise ConfigError(message, hint="a farm gets the project's own directory only")
+        paths.append(Path(one).relative_to(root).as_posix())
+    cache = CacheSettings(
+        shared=settings.cache.shared,
+        shared_mode=settings.cache.shared_mode,
+        shared_trust=settings.cache.shared_trust,
+        remote=settings.cache.remote,
+        remote_mode=settings.cache.remote_mode,
+        remote_trust=settings.cache.remote_trust,
+        public_keys=settings.cache.public_keys,
+        connect_timeout=settings.cache.connect_timeout,
+        request_timeout=settings.cache.request_timeout,
+        budget=settings.cache.budget,
+        lease=settings.cache.lease,
+        wait=settings.cache.wait,
+    )
+    return msgspec.structs.replace(
+        settings, root="", python_path=tuple(paths), cache=cache, executor="", jobs=1
+    )
+
+
+def _connect(address: str) -> Any:
+    try:
+        from distributed import Client, Security
+    except ImportError as error:
+        message = f"executor `{address}` needs `{error.name}`, which is not installed"
+        raise ConfigError(message, hint="pip install 'max-build[cluster]'") from error
+    place = address.removeprefix("dask://").rstrip("/")
+    scheme = "tls" if Security().tls_client_cert else "tcp"
+    try:
+        return Client(
+            f"{scheme}://{place}", timeout=_CONNECT, set_as_default=False, name="max-build"
+        )
+    except (OSError, TimeoutError, ValueError) as error:
+        message = f"executor `{address}` does not answer over {scheme}: {error}"
+        hint = "is the scheduler up? `distributed.comm.tls` in Dask's configuration chooses TLS"
+        raise ConfigError(message, hint=hint) from error
+
+
+def _candidates(client: Any, compiler: str) -> dict[str, dict[str, Any]]:
+    """The workers that declare a compiler, by address."""
+    workers: dict[str, dict[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
+    return {name: one for name, one in workers.items() if one["resources"].get(compiler, 0) >= 1}
+
+
+def _resources(compiler: str, workers: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """What a job takes of a worker; memory only where every one of them counts it."""
+    counted = [one for one in workers]
+    memory = bool(counted) and all("memory" in one["resources"] for one in counted)
+    return {compiler: 1, "memory": MEMORY_EACH} if memory else {compiler: 1}
+
+
+def _check_workers(client: Any, wanted: set[str]) -> int:
+    """How many jobs the farm takes at once.
+
+    Raises
+    ------
+    ConfigError
+        If a compiler is missing, or a worker's max-build is another one.
+    """
+    able: dict[str, dict[str, Any]] = {}
+    for compiler in sorted(wanted):
+        found = _candidates(client, compiler)
+        if not found:
+            message = f"no worker of the farm declares the compiler `{compiler}`"
+            hint = f'start one with `dask worker … --resources "{compiler}=2"`'
+            raise ConfigError(message, hint=hint)
+        able |= found
+    try:
+        said = client.run(describe, workers=list(able), on_error="return")
+    except Exception as error:
+        message = f"the farm cannot be asked what it has: {error}"
+        raise ConfigError(message) from error
+    problems = []
+    for name, one in sorted(said.items()):
+        if not isinstance(one, dict):
+            problems.append(f"{name}: {one}")
+        elif one["version"] != version():
+            problems.append(f"{name} has max-build {one['version']}, this machine {version()}")
+        else:
+            declared = {c for c in wanted if able[name]["resources"].get(c, 0) >= 1}
+            problems += [
+                f"{name} declares `{compiler}`: {one['missing'][compiler]}"
+                for compiler in sorted(declared & one["missing"].keys())
+            ]
+    if problems:
+        message = "\n  ".join(["the farm's workers do not fit", *problems])
+        hint = "install the same `max-build[cluster]`, and the compilers, on each of them"
+        raise ConfigError(message, hint=hint)
+    width = 0
+    for one in able.values():
+        slots = sum(int(one["resources"].get(compiler, 0)) for compiler in wanted)
+        width += min(int(one["nthreads"]), slots)
+    return max(1, width)
+
+

@@ -1,0 +1,443 @@
+"""The cache under `max.engine.InferenceSession`: look up before a compile, publish after one.
+
+The key is made as for a declared graph, of the graph's canonical text and the compiler, plus what
+the session holds. What cannot be keyed goes on to MAX as if we were not there, and so does
+everything once anything of ours fails.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from max_build import distributions
+from max_build.compilers.max_graph import DISTRIBUTIONS, MaxCompiler, signature
+from max_build.compilers.mojo_libraries import Libraries, tree_digest
+from max_build.key import Components, digest, key_of
+from max_build.record import Blob, Record
+from max_build.runtime.transparent import HOST, PROJECT, VERBOSE
+
+__all__ = ["counts", "patch"]
+
+counts: Counter[str] = Counter()
+"""What this process did: `cached`, `compiled`, and `passed: <why>` for what was left to MAX."""
+
+_IR_LIMIT = 4 << 20
+# Settings that make a compile write files, or stop it: they want it to happen.
+_EFFECTS = ("ir_output_dir", "pre_jit")
+
+
+class _Pass(Exception):  # noqa: N818 - no error: MAX compiles as it would
+    """Why a graph is left to MAX."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a session was given that reaches its compiles."""
+
+    defines: dict[str, str] = field(default_factory=dict)
+    extensions: list[Path] = field(default_factory=list)
+    threads: str = "0"
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A compile that was looked up, and what its record will say."""
+
+    components: Components
+    text: bytes
+    name: str = ""
+    started: float = 0.0
+    signature: dict[str, Any] = field(default_factory=dict)
+
+
+_sessions: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
+_built: dict[str, str] = {}
+_lock = threading.RLock()
+_imported_with: dict[str, str] = {}
+
+
+def patch() -> None:
+    """Put the cache under the sessions of this process, unless this MAX is not one we know."""
+    from max import driver, engine
+    from max.engine import api
+    from max.graph import graph as graphs
+
+    problem = _unknown(api, graphs)
+    if problem:
+        print(
+            f"max-build: MAX {engine.__version__} is not known to `max-build run` ({problem}); "
+            "its graphs are not cached",
+            file=sys.stderr,
+        )
+        return
+    if host := os.environ.get(HOST):
+        driver.set_virtual_cpu_target(host)
+    _imported_with.update(MaxCompiler().ambient(os.environ))
+    for module in (graphs, api):
+        build = module._build_mojo_source_package
+        module._build_mojo_source_package = functools.partial(_noting_sources, build)
+    session = api.InferenceSession
+    session.__init__ = _holding(session.__init__)
+    session._set_mojo_define = _defining(session._set_mojo_define)
+    session.compile_async = _cached(session.compile_async)
+    session.compile = _publishing(session.compile)
+    session.init_all = _publishing_late(session.init_all)
+    if os.environ.get(VERBOSE):
+        atexit.register(_tell)
+
+
+def _unknown(api: Any, graphs: Any) -> str:
+    """What of MAX is not as it was when this was written; empty if all is."""
+    try:
+        session, compiled = api.InferenceSession, api.CompiledModel
+        for function, names in (
+            (session.compile_async, ["self", "model", "custom_extensions", "tile_based_fusion"]),
+            (session.compile, ["self", "model", "custom_extensions", "tile_based_fusion"]),
+            (session.init_all, ["self", "compiled", "weights_registry"]),
+            (session._set_mojo_define, ["self", "key", "value"]),
+            (compiled.__init__, ["self", "compiled", "expected_weights"]),
+            (compiled.export_mef, ["self", "path"]),
+        ):
+            if list(inspect.signature(function).parameters) != names:
+                return f"`{function.__qualname__}` takes other arguments"
+        _ = api._InferenceSession._wrap_compiled, api._read, api.Graph, api.Module
+        _ = session.debug, graphs._build_mojo_source_package, api._build_mojo_source_package
+    except AttributeError as error:
+        return str(error)
+    return ""
+
+
+# --- what a session holds
+
+
+def _holding(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        bound = inspect.signature(original).bind(self, *arguments, **options).arguments
+        _sessions[self] = _Held(
+            extensions=_paths(bound.get("custom_extensions")),
+            threads=str(bound.get("num_threads") or 0),
+        )
+        original(self, *arguments, **options)
+
+    return init
+
+
+def _defining(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def set_define(self: Any, key: str, value: Any) -> None:
+        original(self, key, value)
+        if self in _sessions:
+            _sessions[self].defines[key] = f"{type(value).__name__} {value}"
+
+    return set_define
+
+
+def _noting_sources(build: Callable[[Path], Path], path: Path) -> Path:
+    """Build a Mojo library and note what it was built from, if that stood still meanwhile."""
+    before = tree_digest(Path(path))
+    compiled = build(path)
+    with _lock:
+        if tree_digest(Path(path)) == before:
+            _built[str(compiled)] = before
+        else:
+            _built.pop(str(compiled), None)
+    return compiled
+
+
+def _paths(extensions: Any) -> list[Path]:
+    if extensions is None:
+        return []
+    if isinstance(extensions, str | os.PathLike):
+        return [Path(extensions)]
+    return [Path(one) for one in extensions]
+
+
+# --- around a compile
+
+
+def _cached(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_async(
+        self: Any, model: Any, *, custom_extensions: Any = None, tile_based_fusion: bool = False
+    ) -> Any:
+        options = {
+            "custom_extensions": custom_extensions,
+            "tile_based_fusion": tile_based_fusion,
+        }
+        asked: _Asked | None = None
+        try:
+            asked = _ask(self, model, custom_extensions, tile_based_fusion)
+            if (found := _hit(self, model, asked)) is not None:
+                counts["cached"] += 1
+                return found
+            _describe(asked, model)
+        except _Pass as reason:
+            counts[f"passed: {reason}"] += 1
+        except Exception as error:  # noqa: BLE001 - see the module
+            counts[f"passed: {type(error).__name__}: {error}"] += 1
+            asked = None
+        if isinstance(model, str | os.PathLike):
+            return original(self, model, **options)
+        _mark(model)
+        compiled = original(self, model, **options)
+        if asked is not None:
+            counts["compiled"] += 1
+            compiled._max_build_asked = asked
+        return compiled
+
+    return compile_async
+
+
+def _publishing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compile_(self: Any, model: Any, **options: Any) -> Any:
+        compiled = original(self, model, **options)
+        _publish(compiled)
+        return compiled
+
+    return compile_
+
+
+def _publishing_late(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A compile that nobody waited for is published when somebody needs it."""
+
+    @functools.wraps(original)
+    def init_all(self: Any, compiled: Any, **options: Any) -> Any:
+        _publish(compiled)
+        return original(self, compiled, **options)
+
+    return init_all
+
+
+def _ask(session: Any, model: Any, extensions: Any, tiled: bool) -> _Asked:
+    """The components of a compile, or `_Pass`."""
+    from max.engine import api
+
+    if isinstance(model, str | os.PathLike):
+        raise _Pass("it is compiled already")
+    if not isinstance(model, api.Graph | api.Module):
+        raise _Pass("it is no graph")
+    if session not in _sessions:
+        raise _Pass("its session was made before `max-build run` could see it")
+    if getattr(model, "_max_build_compiled", False):
+        raise _Pass("MAX has compiled this object before, which changes it")
+    debug = _debug(session)
+    held = _sessions[session]
+    module = model.module if isinstance(model, api.Graph) else model
+    with _lock:
+        libraries = Libraries(seen=dict(_built))
+    named = set(libraries.seen)
+    text = libraries.without_paths(module.mlir_module.asm()).encode()
+    if isinstance(model, api.Graph):
+        libraries = _only_named(libraries, model.kernel_libraries_paths, named)
+    environment = MaxCompiler().ambient(os.environ)
+    options = {
+        "threads": held.threads,
+        "devices": _devices(session),
+        **{f"define.{name}": value for name, value in held.defines.items()},
+        **{f"debug.{name}": value for name, value in debug.items()},
+    }
+    if tiled:
+        options["tile-based-fusion"] = "true"
+    if environment != _imported_with:
+        options["imported-with"] = digest(repr(sorted(_imported_with.items())).encode())
+    target, host, virtual = _machine(session)
+    components = Components(
+        compiler=distributions.identities(DISTRIBUTIONS),
+        target=target,
+        host=host,
+        options={**options, **virtual},
+        sources={"ir": digest(text)},
+        dependencies={
+            **libraries.digests(),
+            **_extensions("session", held.extensions),
+            **_extensions("compile", _paths(extensions)),
+        },
+        environment=environment,
+    )
+    return _Asked(components, text)
+
+
+def _only_named(libraries: Libraries, paths: Any, built: set[str]) -> Libraries:
+    """The digests of a graph's libraries, and of no other that this process built."""
+    seen = {}
+    for path in map(str, paths):
+        if path not in built and not os.path.isfile(path):
+            raise _Pass(f"kernel library `{os.path.basename(path)}` cannot be read")
+        seen[path] = libraries.digest_of(path)
+    return Libraries(seen=seen)
+
+
+def _extensions(label: str, paths: list[Path]) -> dict[str, str]:
+    found = {}
+    for n, path in enumerate(paths, 1):
+        if not path.exists():
+            raise _Pass(f"custom extension `{path.name}` cannot be read")
+        found[f"{label}.extension.{n}"] = tree_digest(path)
+    return found
+
+
+def _debug(session: Any) -> dict[str, str]:
+    debug = session.debug
+    names = [name for name in dir(debug) if not name.startswith("_")]
+    found = {name: value for name in names if not callable(value := getattr(debug, name))}
+    for name in _EFFECTS:
+        if found.get(name):
+            raise _Pass(f"`InferenceSession.debug.{name}` is set")
+    if any("DUMP" in name for name in _sessions[session].defines):
+        raise _Pass("a dump of the code was asked for")
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _devices(session: Any) -> str:
+    return ",".join(sorted(_device(one) for one in session.devices))
+
+
+def _device(device: Any) -> str:
+    if device.label == "cpu":
+        return "cpu"
+    return f"{device.label} {device.api} {device.architecture_name}"
+
+
+def _machine(session: Any) -> tuple[str, str, dict[str, str]]:
+    """Target, host baseline, and the virtual devices that stand in for real ones."""
+    from max import driver
+
+    host = driver.get_virtual_cpu_target() or f"this {_processor()}"
+    virtual: dict[str, str] = {}
+    target = "cpu"
+    if driver.is_virtual_device_mode():
+        target = driver.get_virtual_device_target_arch() or "cpu"
+        virtual["virtual"] = f"{driver.get_virtual_device_api()} {driver.get_virtual_device_count()}"
+    else:
+        for device in session.devices:
+            if device.label != "cpu":
+                target = device.architecture_name
+    return target, host, virtual
+
+
+@functools.cache
+def _processor() -> str:
+    """Digest of what this machine's CPU is and can do."""
+    wanted = ("vendor_id", "cpu family", "model", "flags", "cpu implementer", "cpu part", "features")
+    rows = {}
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip().lower() in wanted:
+                rows.setdefault(name.strip().lower(), " ".join(sorted(value.split())))
+    if not rows:
+        raise _Pass("what CPU this is cannot be told")
+    return digest(repr(sorted(rows.items())).encode())[:16]
+
+
+def _mark(model: Any) -> None:
+    with contextlib.suppress(AttributeError, TypeError):
+        model._max_build_compiled = True
+
+
+def _describe(asked: _Asked, model: Any) -> None:
+    """Note what a record says of a graph, before the compile changes it."""
+    from max.engine import api
+
+    module = model.module if isinstance(model, api.Graph) else model
+    asked.name = "+".join(module.top_level_graph_names())
+    asked.started = time.monotonic()
+    if isinstance(model, api.Graph):
+        with contextlib.suppress(Exception):  # MAX has values that a record knows no words for
+            asked.signature = signature(model)._asdict()
+
+
+def _hit(session: Any, model: Any, asked: _Asked) -> Any:
+    """A compiled model as `compile_async` returns it, from the cache; None where it is not."""
+    from max.engine import api
+
+    from max_build.store import Hit
+
+    found = _cache().lookup(key_of(asked.components))
+    if not isinstance(found, Hit):
+        return None
+    blob = found.record.blob("mef")
+    if blob is None:
+        return None
+    artifact = api._read(str(_cache().path(blob)))
+    weights = getattr(model, "_weights", None)
+    expected = None
+    if isinstance(model, api.Graph) and weights is not None:
+        expected = {name: weight.value.device for name, weight in weights.items()}
+    compiled = api.CompiledModel(
+        compiled=session._impl._wrap_compiled(artifact), expected_weights=expected
+    )
+    module = model.module if isinstance(model, api.Graph) else model
+    compiled._graph_names = tuple(module.top_level_graph_names())
+    return compiled
+
+
+def _publish(compiled: Any) -> None:
+    """Export and store what was compiled for a question that the cache had no answer to."""
+    asked = compiled.__dict__.pop("_max_build_asked", None)
+    if asked is None:
+        return
+    try:
+        with tempfile.TemporaryDirectory(prefix="max-build-") as folder:
+            path = Path(folder) / "graph.mef"
+            compiled.export_mef(path)
+            data = path.read_bytes()
+            blobs = [Blob(role="mef", digest=digest(data), size=len(data))]
+            files: dict[str, Path | bytes] = {blobs[0].digest: path}
+            if len(asked.text) <= _IR_LIMIT:
+                blobs.append(Blob(role="ir", digest=digest(asked.text), size=len(asked.text)))
+                files[blobs[1].digest] = asked.text
+            record = Record(
+                key=key_of(asked.components),
+                unit=f"run/{asked.name}",
+                components=asked.components,
+                blobs=tuple(blobs),
+                seconds=round(time.monotonic() - asked.started, 3),
+                **asked.signature,
+            )
+            _cache().publish(record, files)
+    except Exception as error:  # noqa: BLE001 - see the module
+        counts[f"not published: {type(error).__name__}: {error}"] += 1
+
+
+_opened: dict[int, Any] = {}
+
+
+def _cache() -> Any:
+    """This process's cache: a fork opens its own."""
+    with _lock:
+        if os.getpid() not in _opened:
+            from max_build.config import cache_settings, load_settings
+            from max_build.store import open_cache
+
+            project = os.environ.get(PROJECT)
+            settings = load_settings(Path(project)).cache if project else cache_settings()
+            _opened[os.getpid()] = cache = open_cache(settings)
+            atexit.register(_close, cache, os.getpid())
+        return _opened[os.getpid()]
+
+
+def _close(cache: Any, pid: int) -> None:
+    if os.getpid() == pid:
+        cache.close()
+
+
+def _tell() -> None:
+    said = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    print(f"max-build: {said or 'no graph was compiled'}", file=sys.stderr)
