@@ -14,36 +14,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
-from importlib import metadata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from max_build import compilers
-from max_build.config import Settings, Unit, cache_settings
-from max_build.errors import (
-    CompileError,
-    ConfigError,
-    MaxBuildError,
-    StoreError,
-    ToolchainError,
-)
+from max_build.config import Settings, Unit
+from max_build.errors import CompileError, ConfigError, StoreError, ToolchainError
 from max_build.executor import Here
+from max_build.explain import compare, ir_of, nearest
+from max_build.farmhand import Answer, Task, check_cache, compile_one, describe, version
 from max_build.key import changes
-from max_build.pipeline import Event, Outcome, Reporter, build
-from max_build.record import Blob
-from max_build.snapshot import pack, unpack
-from max_build.store import Cache, CacheSettings, Hit, open_cache
+from max_build.pipeline import Event, Outcome, Reporter
+from max_build.record import Blob, Record
+from max_build.snapshot import pack
+from max_build.store import Cache, CacheSettings, Hit
+from max_build.store.settings import without_secrets
 from max_build.target import Target
 from max_build.workers import MEMORY_EACH, capacity
 
-__all__ = ["Answer", "Farm", "Task", "compile_one", "describe"]
+__all__ = ["Farm"]
 
 _CONNECT = 10.0
 _LOOK = 2.0
@@ -75,7 +69,9 @@ class Farm:
         self._cache = cache
         self._report = report
         self._room = threading.BoundedSemaphore(settings.jobs or capacity())
-        self._lock = threading.Lock()
+        self._sending = threading.Lock()
+        self._looking = threading.Lock()
+        self._closed = False
         self._sources: Blob | None = None
         self._client = _connect(address)
         try:
@@ -88,25 +84,37 @@ class Farm:
     def run(self, unit: Unit, target: Target, here: Here) -> Outcome:
         """Have it compiled on the farm and look it up; do it here if that comes to nothing."""
         started = time.monotonic()
+        known = self._cache.records_of(unit.name)
         answer: Answer | None = None
         outcome: Outcome | None = None
-        try:
-            answer = self._ask(unit, target)
-        except (StoreError, ConnectionError) as error:
-            self._warn(unit, target, str(error))
+        if not self._never_kept(unit, target):
+            try:
+                answer = self._ask(unit, target)
+            except (StoreError, ConnectionError) as error:
+                if self._closed:
+                    ended = CompileError("the build was ended")
+                    return Outcome(unit, target, "failed", error=ended)
+                self._warn(unit, target, str(error))
         if answer is not None and answer.state in ("cached", "compiled"):
-            outcome = here.look(unit, target)
+            with self._looking:  # the build itself looks from one thread only
+                outcome = here.look(unit, target)
         if outcome is None:
             with self._room:  # the farm may be wider than this machine
                 outcome = here.work(unit, target)
+        self._cache.memo.set("farm", f"{unit.name}:{target}", outcome.state.encode())
         if answer is not None:
-            outcome = self._credited(outcome, answer)
+            outcome = self._credited(outcome, answer, known)
         return dataclasses.replace(outcome, seconds=time.monotonic() - started)
 
     def close(self) -> None:
         """Leave the farm; what is being compiled there is published when it is done."""
+        self._closed = True
         with contextlib.suppress(Exception):  # a farm that is gone cannot be left
             self._client.close(timeout=_LOOK)
+
+    def _never_kept(self, unit: Unit, target: Target) -> bool:
+        """Whether the last artifact could not be kept, so that the farm could not hand it over."""
+        return self._cache.memo.get("farm", f"{unit.name}:{target}") == b"uncached"
 
     def _ask(self, unit: Unit, target: Target) -> Answer:
         """Send one job and wait for the answer.
@@ -148,7 +156,7 @@ class Farm:
 
     def _sent(self) -> Blob:
         """The project's sources, in a tier that the farm reads."""
-        with self._lock:
+        with self._sending:
             if self._sources is None:
                 with tempfile.TemporaryDirectory(prefix="max-build-") as folder:
                     path = Path(folder) / "sources.tar"
@@ -171,14 +179,15 @@ class Farm:
         if not sent:
             raise failure
 
-    def _credited(self, outcome: Outcome, answer: Answer) -> Outcome:
+    def _credited(self, outcome: Outcome, answer: Answer, known: Sequence[Record]) -> Outcome:
         """The outcome as the farm's work, where it was; a warning where it should have been."""
         made = answer.state in ("cached", "compiled")
         if outcome.state == "cached" and made and outcome.key == answer.key:
             if answer.state == "cached":
                 return outcome
+            reason = self._reason(outcome.record, known) or answer.reason
             return dataclasses.replace(
-                outcome, state="compiled", tier="", reason=answer.reason, where=answer.host
+                outcome, state="compiled", tier="", reason=reason, where=answer.host
             )
         if isinstance(outcome.error, ToolchainError) and answer.error:
             # Nobody here could compile it, so the farm's word is what there is.
@@ -193,6 +202,18 @@ class Farm:
             why = "; ".join(answer.warnings) or "it is not in a tier that this machine reads"
             self._warn(outcome.unit, outcome.target, f"{answer.host} compiled it, but {why}")
         return outcome
+
+    def _reason(self, record: Record | None, known: Sequence[Record]) -> str:
+        """What is different from the records known here: the farm's worker may know none."""
+        earlier = nearest(known, record.components) if record is not None else None
+        if (
+            record is None
+            or earlier is None
+            or earlier.components.target != record.components.target
+        ):
+            return ""
+        found = compare(self._cache, earlier, record.components, ir_of(self._cache, record))
+        return ", ".join(found.words[:4])
 
     def _difference(self, outcome: Outcome, answer: Answer) -> str:
         theirs = self._cache.lookup(answer.key, fetch=False)
@@ -221,7 +242,7 @@ def _portable(settings: Settings) -> Settings:
         shared=settings.cache.shared,
         shared_mode=settings.cache.shared_mode,
         shared_trust=settings.cache.shared_trust,
-        remote=settings.cache.remote,
+        remote=without_secrets(settings.cache.remote),
         remote_mode=settings.cache.remote_mode,
         remote_trust=settings.cache.remote_trust,
         public_keys=settings.cache.public_keys,
@@ -232,7 +253,7 @@ def _portable(settings: Settings) -> Settings:
         wait=settings.cache.wait,
     )
     return msgspec.structs.replace(
-        settings, root="", python_path=tuple(paths), cache=cache, executor="", jobs=1
+        settings, root="", python_path=tuple(paths), cache=cache, executor="local", jobs=1
     )
 
 
@@ -243,10 +264,15 @@ def _connect(address: str) -> Any:
         message = f"executor `{address}` needs `{error.name}`, which is not installed"
         raise ConfigError(message, hint="pip install 'max-build[cluster]'") from error
     place = address.removeprefix("dask://").rstrip("/")
-    scheme = "tls" if Security().tls_client_cert else "tcp"
+    security: Any = Security()  # type: ignore[no-untyped-call, unused-ignore]
+    scheme = "tls" if security.tls_client_cert else "tcp"
     try:
-        return Client(
-            f"{scheme}://{place}", timeout=_CONNECT, set_as_default=False, name="max-build"
+        return Client(  # type: ignore[no-untyped-call, unused-ignore]
+            f"{scheme}://{place}",
+            security=security,
+            timeout=_CONNECT,
+            set_as_default=False,
+            name="max-build",
         )
     except (OSError, TimeoutError, ValueError) as error:
         message = f"executor `{address}` does not answer over {scheme}: {error}"
@@ -262,7 +288,7 @@ def _candidates(client: Any, compiler: str) -> dict[str, dict[str, Any]]:
 
 def _resources(compiler: str, workers: Iterable[dict[str, Any]]) -> dict[str, float]:
     """What a job takes of a worker; memory only where every one of them counts it."""
-    counted = [one for one in workers]
+    counted = list(workers)
     memory = bool(counted) and all("memory" in one["resources"] for one in counted)
     return {compiler: 1, "memory": MEMORY_EACH} if memory else {compiler: 1}
 
@@ -309,5 +335,3 @@ def _check_workers(client: Any, wanted: set[str]) -> int:
         slots = sum(int(one["resources"].get(compiler, 0)) for compiler in wanted)
         width += min(int(one["nthreads"]), slots)
     return max(1, width)
-
-

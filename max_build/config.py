@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     jobs
         Workers at once; 0 means as many as the machine carries.
     executor
-        Address of the farm that compiles; empty means this machine.
+        Who compiles: `local`, or the address of a farm.
     compile_timeout
         Seconds that one compile may take.
     """

@@ -1,4 +1,4 @@
-"""Compile twice, in two processes, and compare: which compilers give the same bytes again?
+"""Compile twice, in two processes, and compare: which compilers give the same bytes again.
 
 A key is of inputs alone, so a compiler whose output varies does no harm to the cache. But a unit
 whose *derivation* varies never hits twice.

@@ -50,7 +50,7 @@ class Executor(Protocol):
 
 
 class LocalPool:
-    """This machine's workers.
+    """The workers of this machine.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class LocalPool:
 
 
 def open_executor(settings: Settings, cache: Cache, report: Reporter) -> Executor:
-    """The executor that `settings.executor` names; empty means this machine.
+    """The executor that `settings.executor` names; empty or `local` means this machine.
 
     Raises
     ------
@@ -78,11 +78,11 @@ def open_executor(settings: Settings, cache: Cache, report: Reporter) -> Executo
         If the address is of no known kind, or a farm lacks what it takes.
     """
     address = settings.executor
-    if not address:
+    if address in ("", "local"):
         return LocalPool(settings.jobs)
     if address.startswith("dask://"):
         from max_build.cluster import Farm
 
         return Farm(address, settings, cache, report)
-    message = f"`executor` must be `dask://HOST:PORT`, got {address!r}"
-    raise ConfigError(message, hint="leave it (`MAX_BUILD_EXECUTOR`) empty to compile here")
+    message = f"`executor` must be `local` or `dask://HOST:PORT`, got {address!r}"
+    raise ConfigError(message, hint="it may come from `MAX_BUILD_EXECUTOR` or the user file")

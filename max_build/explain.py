@@ -91,9 +91,7 @@ def nearest(records: Sequence[Record], components: Components) -> Record | None:
     )
 
 
-def compare(
-    cache: Cache, record: Record, components: Components, after: str = ""
-) -> Explanation:
+def compare(cache: Cache, record: Record, components: Components, after: str = "") -> Explanation:
     """What changed from a record to `components`, whose IR is `after` where it has one."""
     found = changes(record.components, components)
     before = ir_of(cache, record)

@@ -51,7 +51,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def version() -> str:
-    """This max-build's version."""
+    """The version of this max-build."""
     return metadata.version("max-build")
 
 
@@ -84,7 +84,6 @@ def check_cache(cache: Cache) -> None:
     raise ConfigError(message, hint=hint)
 
 
-
 def describe() -> dict[str, Any]:
     """What the Dask worker that this runs on has: its max-build, and compilers that do not load."""
     missing = {}
@@ -98,7 +97,7 @@ def describe() -> dict[str, Any]:
 
 def compile_one(data: bytes) -> bytes:
     """Build one `Task` here and publish it; the `Answer` says how that went. Both are JSON."""
-    host = socket.gethostname()
+    host = _host()
     try:
         answer = _compile(msgspec.json.decode(data, type=Task), host)
     except MaxBuildError as error:
@@ -106,6 +105,16 @@ def compile_one(data: bytes) -> bytes:
     except Exception as error:  # noqa: BLE001 - an answer is wanted, whatever went wrong
         answer = Answer("failed", host, error=f"unexpected {type(error).__name__}: {error}")
     return msgspec.json.encode(answer)
+
+
+def _host() -> str:
+    """Which machine this is, and which Dask worker on it."""
+    try:
+        from distributed import get_worker
+
+        return f"{socket.gethostname()} ({get_worker().name})"
+    except (ImportError, ValueError):  # no Dask worker called
+        return socket.gethostname()
 
 
 def _compile(task: Task, host: str) -> Answer:

@@ -184,9 +184,7 @@ class _Session:
         def one(unit: Unit, target: Target) -> Outcome:
             return self._done(executor.run(unit, target, self))
 
-        pool = ThreadPoolExecutor(
-            min(len(jobs), executor.width), thread_name_prefix="max-build"
-        )
+        pool = ThreadPoolExecutor(min(len(jobs), executor.width), thread_name_prefix="max-build")
         try:
             futures = {pool.submit(one, *job): position for position, job in jobs.items()}
             return {futures[future]: future.result() for future in as_completed(futures)}
@@ -253,9 +251,7 @@ class _Session:
             self._recall.remember(job.unit, job.target, answer.recipe)
         return dataclasses.replace(outcome, always=answer.always)
 
-    def _find_or_make(
-        self, worker: Worker, job: Job, answer: Derived, started: float
-    ) -> Outcome:
+    def _find_or_make(self, worker: Worker, job: Job, answer: Derived, started: float) -> Outcome:
         key = key_of(answer.components)
         if answer.uncacheable:
             return self._miss(worker, job, answer, answer.uncacheable, started)

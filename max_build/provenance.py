@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from max_build import distributions, inotify
 from max_build.distributions import normalise
-from max_build.key import Components
+from max_build.key import Components, key_of
 from max_build.recipe import Distribution, Recipe, broken
 from max_build.surroundings import Here, is_site, listing_of
 from max_build.tracing import Stack, Tracer, content
@@ -132,6 +132,7 @@ class _Maker:
             if (inside := self._inside(place)) is not None and inside not in (".", *files)
         }
         return Recipe(
+            key=key_of(components),
             components=components,
             python=here.python,
             files=dict(sorted(files.items())),
@@ -345,7 +346,8 @@ class _Maker:
     def _variables(self) -> Iterator[str]:
         yield from _ALWAYS
         for name, stacks in self._notes.variables.items():
-            if name not in _ALWAYS and self._involved(stacks):
+            # who goes through all of them was judged for that
+            if name not in _ALWAYS and self._involved(stacks - self._notes.enumerated):
                 yield name
 
     def _distributions(self, components: Components) -> dict[str, Distribution]:

@@ -8,7 +8,6 @@ from max_build import compilers, distributions
 from max_build.compilers import Direct
 from max_build.config import Settings, Unit
 from max_build.errors import ToolchainError
-from max_build.key import key_of
 from max_build.recipe import Recipe, broken, decode, encode, lookup_key
 from max_build.store import Cache
 from max_build.surroundings import Here
@@ -32,6 +31,7 @@ class Recall:
             cache.memo.digest_of,
             settings.toolchain,
         )
+        self._ambient: dict[str, dict[str, str] | None] = {}
         self._stale: dict[tuple[str, str], str] = {}
         self._version = distributions.identity("max-build") or ""
 
@@ -44,7 +44,7 @@ class Recall:
         if not lookup:
             return ""
         tried: set[bytes] = set()
-        for everywhere in (False, True):
+        for everywhere in (False, True) if self._cache.outer else (False,):
             for data in self._cache.recipes(lookup, everywhere=everywhere):
                 recipe = None if data in tried else decode(data)
                 tried.add(data)
@@ -52,7 +52,7 @@ class Recall:
                     continue
                 why = broken(recipe, self._here)
                 if not why:
-                    return key_of(recipe.components)
+                    return recipe.key
                 self._stale.setdefault((unit.name, str(target)), why)
         return ""
 
@@ -67,13 +67,11 @@ class Recall:
 
     def _lookup(self, unit: Unit, target: Target) -> str:
         """The key that the unit's recipes stand under; empty where its compiler knows none."""
-        adapter = compilers.get(unit.compiler)
-        if not isinstance(adapter, Direct):
+        if unit.compiler not in self._ambient:
+            self._ambient[unit.compiler] = self._ambient_of(unit.compiler)
+        ambient = self._ambient[unit.compiler]
+        if ambient is None:
             return ""
-        try:
-            ambient = adapter.ambient(self._environ)
-        except ToolchainError:
-            return ""  # the derivation says it in full
         return lookup_key(
             unit,
             target,
@@ -82,3 +80,13 @@ class Recall:
             ambient=ambient,
             version=self._version,
         )
+
+    def _ambient_of(self, compiler: str) -> dict[str, str] | None:
+        """What the compiler takes from the machine; None if it knows no recipes, or is missing."""
+        adapter = compilers.get(compiler)
+        if not isinstance(adapter, Direct):
+            return None
+        try:
+            return adapter.ambient(self._environ)
+        except ToolchainError:
+            return None  # the derivation says it in full

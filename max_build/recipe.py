@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
-from max_build.key import Components, canonical, digest
+from max_build.key import Components, canonical, digest, key_of
 
 if TYPE_CHECKING:
     from max_build.config import Unit
@@ -57,7 +57,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Parameters
     ----------
-    components
+    key, components
         What was derived.
     python
         The interpreter and machine, as `Surroundings.python`.
@@ -78,6 +78,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     schema: int = RECIPE_SCHEMA
+    key: str
     components: Components
     python: str
     files: dict[str, str] = {}
@@ -140,12 +141,14 @@ def encode(recipe: Recipe) -> bytes:
 
 
 def decode(data: bytes) -> Recipe | None:
-    """Read a recipe back; None if it is not one, or of another schema."""
+    """Read a recipe back; None if it is not one, of another schema, or not of its own key."""
     try:
         recipe = msgspec.json.decode(data, type=Recipe)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return recipe if recipe.schema == RECIPE_SCHEMA else None
+    if recipe.schema != RECIPE_SCHEMA or recipe.key != key_of(recipe.components):
+        return None
+    return recipe
 
 
 def digest_of_value(value: str) -> str:

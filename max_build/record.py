@@ -12,9 +12,10 @@ __all__ = ["RECORD_SCHEMA", "Blob", "Kernel", "Record", "Role", "Tensor", "decod
 
 RECORD_SCHEMA = 1
 
-Role = Literal["mef", "cubin", "ptx", "ir", "sources"]
-"""What a blob is: a MAX artifact, device machine code, the PTX kept beside it, the IR text; or a
-project's sources on their way to a farm, which no record names."""
+Role = Literal["mef", "cubin", "ptx", "ir", "bundle", "sources"]
+"""What a blob is: a MAX artifact, device machine code, the PTX kept beside it, the IR text, a
+compiler's own cache as an archive; or a project's sources on their way to a farm, which no record
+names."""
 
 
 class Blob(msgspec.Struct, frozen=True, kw_only=True):

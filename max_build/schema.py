@@ -213,10 +213,9 @@ PROJECT: tuple[Field, ...] = (
     Field(
         "executor",
         text,
-        "who compiles what misses: `dask://HOST:PORT` for a farm, empty for this machine",
-        "",
+        "who compiles what misses: `local` or a farm, `dask://HOST:PORT`",
+        "local",
         "MAX_BUILD_EXECUTOR",
-        "this machine",
     ),
     Field(
         "compile-timeout",

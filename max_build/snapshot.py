@@ -83,7 +83,7 @@ def _files(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         here = Path(folder)
         links = [one for one in folders if (here / one).is_symlink()]
-        folders[:] = sorted(set(folders) - set(links) - set(filter(_skipped, folders)))
+        folders[:] = sorted(one for one in folders if one not in links and not _skipped(one))
         folders[:] = [one for one in folders if not (here / one / "pyvenv.cfg").exists()]
         for name in (*names, *links):
             path = here / name

@@ -16,8 +16,6 @@ from max_build.recipe import Kind, digest_of_value
 __all__ = ["Here", "candidates_in", "is_site", "kind_of", "listing_of", "names_in", "python"]
 
 _SUFFIXES = ("", *machinery.all_suffixes())
-# A path in it is told relative to the root, so that two checkouts agree.
-_PATHS = frozenset({"PYTHONPATH"})
 
 
 def python() -> str:
@@ -142,15 +140,7 @@ class Here:
 
     def _variable(self, name: str) -> str:
         value = self._environ.get(name)
-        if value is None:
-            return ""
-        if name in _PATHS:
-            value = os.pathsep.join(self._relative(one) for one in value.split(os.pathsep))
-        return digest_of_value(value)
-
-    def _relative(self, path: str) -> str:
-        inside = path == self._root or path.startswith(self._root + os.sep)
-        return os.path.relpath(path, self._root) if inside else path
+        return "" if value is None else digest_of_value(value)
 
     def _candidates(self, directory: str, module: str) -> tuple[str, ...]:
         return candidates_in(self._names(self._at(directory)), module)

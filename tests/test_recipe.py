@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import toy_repo as toy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import Components, key_of
 from max_build.pipeline import Build, build
@@ -45,7 +47,9 @@ def here(root: Path, toolchain: dict[str, str] | None = None, **environ: str) ->
 
 def recipe(**fields: object) -> Recipe:
     return msgspec.convert(
-        {"components": COMPONENTS, "python": python(), **fields}, Recipe, from_attributes=True
+        {"key": key_of(COMPONENTS), "components": COMPONENTS, "python": python(), **fields},
+        Recipe,
+        from_attributes=True,
     )
 
 
@@ -170,6 +174,7 @@ def test_encoding_is_canonical_and_another_schema_is_none() -> None:
     one = recipe(files={"b": "2", "a": "1"})
     assert decode(encode(one)) == one
     assert decode(encode(msgspec.structs.replace(one, schema=0))) is None
+    assert decode(encode(msgspec.structs.replace(one, key="0" * 64))) is None
     assert decode(b"{") is None
     assert decode(b"\xff") is None
 
@@ -329,6 +334,28 @@ def test_a_colleagues_recipe_serves_from_a_shared_directory(
     assert derived(moved) == ("cached", False)
     monkeypatch.delenv("MAX_BUILD_SHARED")
     assert derived(moved) == ("cached", False)
+
+
+def test_an_all_hit_build_imports_no_compiler_and_nothing_of_the_project(
+    project: Path, toy_cache: Path
+) -> None:
+    code = (
+        "import resource, sys\n"
+        "from max_build.cli import main\n"
+        "assert main(['build', '--require-hit']) == 0\n"
+        "heavy = {'max', 'mojo', 'numpy', 'toy', 'torch', 'safetensors'}\n"
+        "print(sorted(heavy & sys.modules.keys()))\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    modules, kilobytes, of_children = done.stdout.splitlines()
+    assert modules == "[]"
+    assert int(kilobytes) < 60 << 10
+    assert float(of_children) == 0.0  # no worker
 
 
 # --- soundness

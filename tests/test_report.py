@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import ROOT, max_build
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import ROOT, max_build
 from max_build import load_settings, open_cache
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.errors import ToolchainError

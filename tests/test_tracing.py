@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import toy_repo as toy
 
+import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import digest
 from max_build.recipe import Recipe, encode

@@ -13,11 +13,17 @@ from max_build.errors import MaxBuildError
 
 __all__ = ["main", "parser"]
 
-COMMANDS = ("build", "status", "show", "explain", "run", "report")
+COMMANDS = (
+    *("build", "status", "show", "explain", "watch", "report", "run", "warm-interpreter"),
+    *("weights", "push", "pull", "pack", "unpack", "gc", "verify", "stats", "doctor", "key"),
+)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line; each command's module registers its own part."""
+def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line; each command's module registers its own part.
+
+    Only the command that `arguments` name is imported, and all of them where they name none.
+    """
     top = argparse.ArgumentParser(
         prog="max-build",
         description="Compile a model repo's graphs and kernels once, and share what came out.",
@@ -34,15 +40,28 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("-v", "--verbose", action="store_true", help="show compilers' logs as well")
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
-    for name in COMMANDS:
-        importlib.import_module(f"max_build.cli.{name}").register(commands)
+    named = _named(arguments)
+    for name in (named,) if named in COMMANDS else COMMANDS:
+        module = name.replace("-", "_")
+        importlib.import_module(f"max_build.cli.{module}").register(commands)
     return top
+
+
+def _named(arguments: Sequence[str]) -> str:
+    """The first argument that is neither an option nor the value of one."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-C", "--project"):
+            next(words, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit status."""
-    top = parser()
-    options = top.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = (top := parser(arguments)).parse_args(arguments)
     if options.version:
         from importlib.metadata import version
 

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
+from max_build.cli.project import print_json
 from max_build.weights import Weights, open_weights
 from max_build.weights.fingerprint import Difference, Fingerprint, compare, fingerprint
 
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     weights = open_weights(args.path)
     digests = fingerprint(weights, _progress("hashed")) if args.fingerprint else None
     if args.json:
-        _print_json(_described(weights, digests))
+        print_json(_described(weights, digests))
     else:
         print("\n".join(_lines(weights, digests)))
     for problem in weights.problems:
@@ -101,7 +100,7 @@ def _lines(weights: Weights, digests: Fingerprint | None) -> list[str]:
 def _compare(args: argparse.Namespace) -> int:
     found = compare(open_weights(args.path), open_weights(args.other))
     if args.json:
-        _print_json(
+        print_json(
             {
                 "removed": found.removed,
                 "added": found.added,
@@ -150,7 +149,3 @@ def _progress(verb: str) -> Callable[[int, int], None] | None:
             print(text, end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode())

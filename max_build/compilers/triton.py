@@ -342,8 +342,7 @@ def _lower(job: Job, name: str, special: _Special, kernel: Any) -> _Module:
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
     except Exception as error:
-        message = f"Triton refused `{name}`: {told(error)}"
-        raise CompileError(message) from error
+        raise _refusal(name, error) from error
     text = str(module) if special.lineinfo else module.str_nodebug()
     ordered = _Special({one: special.signature[one] for one in arguments}, {}, {}, special.lineinfo)
     return _Module(ordered, _relative(text, job), dict(vars(options)))
@@ -369,12 +368,21 @@ def _check_arguments(
         raise CompileError(message)
 
 
+def _refusal(name: str, error: Exception) -> CompileError:
+    """Triton's error, which quotes the kernel, with the reason that lies behind it."""
+    cause = error.__cause__
+    why = f": {cause}" if cause is not None and str(cause) not in str(error) else ""
+    return CompileError(f"Triton refused `{name}`: {told(error)}{why}")
+
+
 def _refuse_hooks() -> None:
     """What code puts into Triton's pipeline leaves no trace in the IR or the environment."""
     from triton import knobs
     from triton.backends.nvidia.compiler import CUDABackend
 
-    if getattr(knobs.runtime, "add_stages_inspection_hook", None) or CUDABackend.instrumentation:
+    if getattr(knobs.runtime, "add_stages_inspection_hook", None) or getattr(
+        CUDABackend, "instrumentation", None
+    ):
         message = "the kernel's module puts a hook into Triton's pipeline, which is not supported"
         raise CompileError(message)
 
@@ -416,8 +424,7 @@ def _compile(job: Job, name: str, module: _Module) -> tuple[bytes, Kernel]:
                 "kernel.ttir", target=_backend(job.target).target, options=dict(module.options)
             )
         except Exception as error:
-            message = f"Triton refused `{name}`: {told(error)}"
-            raise CompileError(message) from error
+            raise _refusal(name, error) from error
     cubin: bytes = compiled.asm["cubin"]
     metadata = compiled.metadata
     check_cubin(cubin, str(job.target), [metadata.name])

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from importlib import metadata
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
@@ -21,6 +20,7 @@ from max_build.record import Record, decode
 from max_build.report.history import Noted, Past, last_of, pasts
 from max_build.store import Cache, Hit
 from max_build.store.entry import holds_recipes, unseal
+from max_build.store.settings import without_secrets
 from max_build.store.stats import Totals, load_totals
 
 __all__ = ["Artifact", "Kernel", "Report", "Tier", "of_cache", "of_project"]
@@ -283,21 +283,13 @@ def _tiers(cache: Cache, totals: Totals) -> Iterator[Tier]:
     )
     for name, place, mode, trust in (
         ("shared", settings.shared, settings.shared_mode, settings.shared_trust),
-        ("remote", _without_secrets(settings.remote), settings.remote_mode, settings.remote_trust),
+        ("remote", without_secrets(settings.remote), settings.remote_mode, settings.remote_trust),
     ):
         if place:
             one = open_now.get(name)
             writable = one.store.writable if one is not None else mode == "read-write"
             usable = one is not None and one.open
             yield tier(name, place, writable=writable, usable=usable, trust=trust)
-
-
-def _without_secrets(url: str) -> str:
-    """A URL without user, password and query: a report is for others to see."""
-    with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    return ""
 
 
 def _version() -> str:

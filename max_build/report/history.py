@@ -29,6 +29,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Parameters
     ----------
+    where
+        The host of a farm that compiled it.
     lane
         Which of the concurrent jobs it ran in; -1 where it was looked up without a worker.
     start, end
@@ -50,6 +52,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     always: str = ""
     error: str = ""
+    where: str = ""
     lane: int = -1
     start: float
     end: float
@@ -153,6 +156,7 @@ class _Clock:
             reason=_text(outcome.reason),
             always=_text(outcome.always) if user_code else "",
             error=_text(str(outcome.error)) if outcome.error else "",
+            where=_text(outcome.where),
             lane=self._lane_of.get(job, -1),
             start=round(max(0.0, min(began, end - outcome.seconds)), 4),
             end=round(end, 4),

@@ -246,7 +246,8 @@ def _why(span: Span) -> Child:
         )
     if span.state == "cached":
         return joined(f"from the {span.tier} tier", always)
-    return joined(_prose(span.reason or "–"), always)
+    where = element("small", f"compiled on {span.where}") if span.where else None
+    return joined(_prose(span.reason or "–"), where, always)
 
 
 def _timeline(build: Noted) -> Iterator[Markup]:

@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from max_build.errors import LoadError
+from max_build.errors import LoadError, MaxBuildError
 from max_build.record import Record
 from max_build.runtime.select import Choice
 
@@ -88,17 +88,22 @@ def initialise(
     except ImportError as error:
         message = f"`{unit}` is a MAX graph, and MAX cannot be imported: {error}"
         raise LoadError(message, hint="install `max-build[max]`") from error
+    from max_build.weights.device import device_buffers, host_buffers
+
     devices: list[Any] = [driver.CPU()]
     if choice.ordinal is not None:
         devices.append(driver.Accelerator(choice.ordinal))
     placed = {one.name: one.device for one in record.weights}
     try:
-        registry: dict[str, Any] = {}
-        for name, tensor in weights.items():
-            buffer = driver.Buffer.from_dlpack(tensor)
-            registry[name] = buffer if placed[name] == "cpu" else buffer.to(devices[-1])
+        on_host = {name: one for name, one in weights.items() if placed[name] == "cpu"}
+        registry: dict[str, Any] = host_buffers(on_host)
+        if len(on_host) < len(weights):
+            rest = {name: one for name, one in weights.items() if name not in on_host}
+            registry |= device_buffers(rest, devices[-1])[0]
         session = engine.InferenceSession(devices=devices)
         model = session.init(engine.read(artifact), weights_registry=registry)
+    except MaxBuildError:
+        raise
     except Exception as error:
         message = f"MAX cannot initialise `{unit}` for `{choice.target}`: {error}"
         raise LoadError(message) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +15,10 @@ from max_build.manifest import WeightRules
 from max_build.runtime import locate
 from max_build.runtime.graph import Model, initialise
 from max_build.runtime.select import Choice, choose, this_machine
+from max_build.runtime.stale import current
+
+if TYPE_CHECKING:
+    from max_build.weights import Weights
 
 __all__ = ["WeightFiles", "bring_up", "listed", "load"]
 
@@ -24,9 +30,13 @@ def load(
     unit: str | None = None,
     *,
     weights: WeightFiles | None = None,
+    weights_digest: str = "",
     device: str = "auto",
 ) -> Model:
     """Load a compiled graph with its weights mapped; never compiles.
+
+    An editable install's artifact that is older than its sources is told of, or built anew: see
+    `MAX_BUILD_STALE`.
 
     Parameters
     ----------
@@ -36,6 +46,9 @@ def load(
         Name of the graph; may be left out where there is only one unit.
     weights
         Files or directories, safetensors or GGUF, in place of those the project names.
+    weights_digest
+        What `max-build weights --fingerprint` calls the right weights, whole; every byte is read
+        to compare it. Empty means that names, types and shapes are enough.
     device
         `auto` (a GPU that has an artifact, else the CPU), `cpu`, `gpu` or `gpu:<n>`.
 
@@ -59,6 +72,9 @@ def load(
         message = f"`{name}` is a kernel module, not a graph"
         raise LoadError(message, hint=f'`max_build.load_kernels("{package}", "{name}")` loads it')
     choice = choose(name, found.targets, this_machine(), device)
+    if installed.project is not None:
+        record = current(installed.project, name, str(choice.target), choice.record)
+        choice = dataclasses.replace(choice, record=record)
     blob = choice.record.blob("mef")
     if blob is None:
         message = f"the record of `{name}` for `{choice.target}` names no artifact of a graph"
@@ -67,11 +83,16 @@ def load(
     rules = found.weights
     if weights is not None:
         rules = msgspec.structs.replace(rules, files=listed(weights))
-    return bring_up(name, choice, artifact, rules, installed.bases)
+    return bring_up(name, choice, artifact, rules, installed.bases, weights_digest)
 
 
 def bring_up(
-    unit: str, choice: Choice, artifact: Path, rules: WeightRules, bases: tuple[Path, ...]
+    unit: str,
+    choice: Choice,
+    artifact: Path,
+    rules: WeightRules,
+    bases: tuple[Path, ...],
+    weights_digest: str = "",
 ) -> Model:
     """Open and check the weights, then initialise the artifact.
 
@@ -91,15 +112,30 @@ def bring_up(
         hint = f"pass `weights=`, or set `weights` in [tool.max-build.graphs.{unit}]"
         raise WeightsError(message, hint=hint)
     paths = [locate.weights_path(one, bases) for one in rules.files]
+    opened = open_weights(paths)
+    if weights_digest:
+        _check_digest(unit, opened, weights_digest)
     bound = bind(
         wanted,
-        open_weights(paths),
+        opened,
         rename=rules.rename,
         tied=rules.tied,
         transpose=rules.transpose,
         cast=rules.cast,
     )
     return initialise(unit, choice, artifact, bound)
+
+
+def _check_digest(unit: str, opened: Weights, wanted: str) -> None:
+    from max_build.weights.fingerprint import fingerprint
+
+    found = fingerprint(opened).total
+    if found != wanted:
+        files = ", ".join(f"`{path}`" for path in opened.files)
+        message = f"the weights of `{unit}` are not those asked for: {files} have digest {found}"
+        raise WeightsError(
+            message, hint=f"`max-build weights FILE --fingerprint` shows it; wanted {wanted}"
+        )
 
 
 def listed(weights: WeightFiles) -> tuple[str, ...]:

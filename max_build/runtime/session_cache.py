@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from max_build import distributions
 from max_build.compilers.max_graph import DISTRIBUTIONS, MaxCompiler, signature
@@ -30,7 +30,7 @@ from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
 from max_build.runtime.transparent import HOST, PROJECT, VERBOSE
 
-__all__ = ["counts", "patch"]
+__all__ = ["counts", "patch", "processor"]
 
 counts: Counter[str] = Counter()
 """What this process did: `cached`, `compiled`, and `passed: <why>` for what was left to MAX."""
@@ -42,6 +42,10 @@ _EFFECTS = ("ir_output_dir", "pre_jit")
 
 class _Pass(Exception):  # noqa: N818 - no error: MAX compiles as it would
     """Why a graph is left to MAX."""
+
+
+def _pass(reason: str) -> NoReturn:
+    raise _Pass(reason)
 
 
 @dataclass(slots=True)
@@ -229,13 +233,13 @@ def _ask(session: Any, model: Any, extensions: Any, tiled: bool) -> _Asked:
     from max.engine import api
 
     if isinstance(model, str | os.PathLike):
-        raise _Pass("it is compiled already")
+        _pass("it is compiled already")
     if not isinstance(model, api.Graph | api.Module):
-        raise _Pass("it is no graph")
+        _pass("it is no graph")
     if session not in _sessions:
-        raise _Pass("its session was made before `max-build run` could see it")
+        _pass("its session was made before `max-build run` could see it")
     if getattr(model, "_max_build_compiled", False):
-        raise _Pass("MAX has compiled this object before, which changes it")
+        _pass("MAX has compiled this object before, which changes it")
     debug = _debug(session)
     held = _sessions[session]
     module = model.module if isinstance(model, api.Graph) else model
@@ -278,7 +282,7 @@ def _only_named(libraries: Libraries, paths: Any, built: set[str]) -> Libraries:
     seen = {}
     for path in map(str, paths):
         if path not in built and not os.path.isfile(path):
-            raise _Pass(f"kernel library `{os.path.basename(path)}` cannot be read")
+            _pass(f"kernel library `{os.path.basename(path)}` cannot be read")
         seen[path] = libraries.digest_of(path)
     return Libraries(seen=seen)
 
@@ -287,7 +291,7 @@ def _extensions(label: str, paths: list[Path]) -> dict[str, str]:
     found = {}
     for n, path in enumerate(paths, 1):
         if not path.exists():
-            raise _Pass(f"custom extension `{path.name}` cannot be read")
+            _pass(f"custom extension `{path.name}` cannot be read")
         found[f"{label}.extension.{n}"] = tree_digest(path)
     return found
 
@@ -298,9 +302,9 @@ def _debug(session: Any) -> dict[str, str]:
     found = {name: value for name in names if not callable(value := getattr(debug, name))}
     for name in _EFFECTS:
         if found.get(name):
-            raise _Pass(f"`InferenceSession.debug.{name}` is set")
+            _pass(f"`InferenceSession.debug.{name}` is set")
     if any("DUMP" in name for name in _sessions[session].defines):
-        raise _Pass("a dump of the code was asked for")
+        _pass("a dump of the code was asked for")
     return {name: str(value) for name, value in found.items() if value}
 
 
@@ -318,12 +322,14 @@ def _machine(session: Any) -> tuple[str, str, dict[str, str]]:
     """Target, host baseline, and the virtual devices that stand in for real ones."""
     from max import driver
 
-    host = driver.get_virtual_cpu_target() or f"this {_processor()}"
+    host = driver.get_virtual_cpu_target() or f"this {processor()}"
     virtual: dict[str, str] = {}
     target = "cpu"
     if driver.is_virtual_device_mode():
         target = driver.get_virtual_device_target_arch() or "cpu"
-        virtual["virtual"] = f"{driver.get_virtual_device_api()} {driver.get_virtual_device_count()}"
+        virtual["virtual"] = (
+            f"{driver.get_virtual_device_api()} {driver.get_virtual_device_count()}"
+        )
     else:
         for device in session.devices:
             if device.label != "cpu":
@@ -332,17 +338,25 @@ def _machine(session: Any) -> tuple[str, str, dict[str, str]]:
 
 
 @functools.cache
-def _processor() -> str:
+def processor() -> str:
     """Digest of what this machine's CPU is and can do."""
-    wanted = ("vendor_id", "cpu family", "model", "flags", "cpu implementer", "cpu part", "features")
-    rows = {}
+    wanted = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "flags",
+        "cpu implementer",
+        "cpu part",
+        "features",
+    )
+    rows: dict[str, str] = {}
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         for line in file:
             name, _, value = line.partition(":")
             if name.strip().lower() in wanted:
                 rows.setdefault(name.strip().lower(), " ".join(sorted(value.split())))
     if not rows:
-        raise _Pass("what CPU this is cannot be told")
+        _pass("what CPU this is cannot be told")
     return digest(repr(sorted(rows.items())).encode())[:16]
 
 
@@ -420,7 +434,7 @@ _opened: dict[int, Any] = {}
 
 
 def _cache() -> Any:
-    """This process's cache: a fork opens its own."""
+    """The cache of this process: a fork opens its own."""
     with _lock:
         if os.getpid() not in _opened:
             from max_build.config import cache_settings, load_settings

@@ -49,10 +49,8 @@ def environment(
     before = found.get("PYTHONPATH", "")
     if SITE not in before.split(os.pathsep):
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (SITE, before)))
-    for name, value in ((PROJECT, project), (HOST, host), (VERBOSE, "1" if verbose else "")):
-        if value:
-            found[name] = value
-    return found
+    wanted = {PROJECT: project, HOST: host, VERBOSE: "1" if verbose else ""}
+    return found | {name: value for name, value in wanted.items() if value}
 
 
 def _patch() -> None:
@@ -68,12 +66,15 @@ class _Finder:
     """Finds one module for the import system, and acts as soon as it was executed."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002 - the protocol's
+        target: Any = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """As `importlib.abc.MetaPathFinder`; the other finders do the finding."""
         if fullname != _MODULE:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec

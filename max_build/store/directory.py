@@ -28,7 +28,7 @@ from max_build.store.base import (
     fault_of,
 )
 
-__all__ = ["DirectoryStore", "open_regular"]
+__all__ = ["DirectoryStore", "open_regular", "read_small"]
 
 T = TypeVar("T")
 
@@ -92,9 +92,9 @@ class DirectoryStore(Store):
     def get_entry(self, key: str) -> bytes | None:
         path = self.path("ac", key)
         with self._reading(path):
-            data = _again(lambda: _read_small(path))
+            data = _again(lambda: read_small(path))
             if data is None and self._listed(path):
-                data = _read_small(path)
+                data = read_small(path)
             return data
 
     def put_entry(self, key: str, data: bytes, *, replace: bool = False) -> bool:
@@ -216,7 +216,7 @@ class DirectoryStore(Store):
     def list(self, kind: Kind) -> Iterator[Item]:
         top = self.root / kind
         for shard in _scan(top):
-            for found in _scan(Path(shard.path)):
+            for found in _scan(shard.path):
                 if not _NAME.match(found.name):
                     continue
                 with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class DirectoryStore(Store):
     # --- below
 
     def _lease_owner(self, path: Path) -> bytes | None:
-        return _again(lambda: _read_small(path))
+        return _again(lambda: read_small(path))
 
     def _listed(self, path: Path) -> bool:
         """Whether a name that was not found is there after all.
@@ -361,7 +361,7 @@ class DirectoryStore(Store):
             raise fault_of(error, f"{self.label} cache cannot write `{path}`") from error
 
 
-def open_regular(path: Path) -> int | None:
+def open_regular(path: Path | str) -> int | None:
     """Open a regular file for reading, or None if nothing is there."""
     try:
         fd = os.open(path, _READ)
@@ -379,7 +379,8 @@ def open_regular(path: Path) -> int | None:
     return fd
 
 
-def _read_small(path: Path) -> bytes | None:
+def read_small(path: Path | str) -> bytes | None:
+    """The bytes of a regular file no larger than an entry can be, or None if there is none."""
     fd = open_regular(path)
     if fd is None:
         return None
@@ -405,7 +406,7 @@ def _again(read: Callable[[], T]) -> T:
         return read()
 
 
-def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _scan(folder: Path | str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             yield from found

@@ -17,7 +17,7 @@ import msgspec
 from max_build.errors import StoreError
 from max_build.store import actionresult
 from max_build.store.base import Kind
-from max_build.store.directory import DirectoryStore
+from max_build.store.directory import DirectoryStore, read_small
 
 __all__ = [
     "Found",
@@ -87,8 +87,9 @@ def survey(store: DirectoryStore) -> Survey:
     """Look at every name, and into every entry."""
     # Blobs first: one that is published meanwhile is then not seen, rather than seen as unnamed.
     blobs = {bytes.fromhex(i.name): (i.size, i.modified) for i in store.list("cas")}
+    top = store.root / "ac"
     entries = [
-        Found(item.name, item.modified, item.size, _named(store, item.name))
+        Found(item.name, item.modified, item.size, _named(f"{top}/{item.name[:2]}/{item.name}"))
         for item in store.list("ac")
     ]
     return Survey(tuple(entries), blobs, store.now())
@@ -213,18 +214,18 @@ def pins(store: DirectoryStore) -> frozenset[str]:
         return frozenset()
 
 
-def _named(store: DirectoryStore, key: str) -> tuple[bytes, ...]:
+def _named(path: str) -> tuple[bytes, ...]:
     """The blobs that an entry names; none if it cannot be read.
 
     What is altered is for a reader to find: here it is enough to know what is named.
     """
     try:
-        data = store.get_entry(key) or b""
+        data = read_small(path) or b""
         if not data.startswith(b"{"):  # as a Bazel cache server keeps it
             data = actionresult.decode(data)
         found = _READ.decode(data.partition(b"\n")[0])
         return tuple(bytes.fromhex(blob.digest) for blob in found.blobs)
-    except (StoreError, ValueError, msgspec.DecodeError):
+    except (OSError, ValueError, msgspec.DecodeError):
         return ()
 
 

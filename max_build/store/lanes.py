@@ -7,6 +7,7 @@ thread, which the process leaves behind when it ends.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -36,6 +37,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self._idle: list[_Lane] = []
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     def call(
@@ -69,6 +71,9 @@ class Lanes:
             done.set()
 
         with self._lock:
+            if self._process != os.getpid():  # a fork has our list, and none of our threads
+                self._process = os.getpid()
+                self._idle.clear()
             lane = self._idle.pop() if self._idle else None
         if lane is None:
             lane = _Lane()

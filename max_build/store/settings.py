@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-__all__ = ["Access", "CacheSettings", "Trust"]
+__all__ = ["Access", "CacheSettings", "Trust", "without_secrets"]
 
 Access = Literal["read", "read-write"]
 Trust = Literal["require", "warn", "off"]
@@ -67,3 +69,11 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     budget: float = 3.0
     lease: float = 30.0
     wait: float = 1800.0
+
+
+def without_secrets(url: str) -> str:
+    """A remote's URL less user, password and query, for others to see."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return ""

@@ -33,7 +33,7 @@ class Declared(Protocol):
         """Element type by MAX's name, `float32`."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> tuple[int | str, ...]:
         """Dimensions, outermost first."""
 
 

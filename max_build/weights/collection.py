@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from max_build.weights.plan import ranges
+from max_build.weights.stream import Streamed
 from max_build.weights.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from max_build.weights.header import Header
     from max_build.weights.pages import File
 
-__all__ = ["Prefetched", "Shard", "Weights"]
+__all__ = ["Shard", "Weights"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +27,6 @@ class Shard:
 
     file: File
     header: Header
-
-
-@dataclass(frozen=True, slots=True)
-class Prefetched:
-    """What a prefetch did."""
-
-    nbytes: int
-    seconds: float
-
-    @property
-    def gigabytes_per_second(self) -> float:
-        """Bandwidth, in 1e9 bytes a second."""
-        return self.nbytes / max(self.seconds, 1e-9) / 1e9
 
 
 class Weights(Mapping[str, Tensor]):
@@ -122,7 +112,7 @@ class Weights(Mapping[str, Tensor]):
         self,
         names: Iterable[str] | None = None,
         progress: Callable[[int, int], object] | None = None,
-    ) -> Prefetched:
+    ) -> Streamed:
         """Make tensors resident, so that first use does not fault page by page.
 
         Parameters
@@ -137,10 +127,6 @@ class Weights(Mapping[str, Tensor]):
         WeightsError
             If a file can no longer be read or was changed.
         """
-        import time
-
-        from max_build.weights.plan import ranges
-
         if names is None and self._places is None:
             shard = self.shards[0]
             start = shard.header.data_start
@@ -160,4 +146,4 @@ class Weights(Mapping[str, Tensor]):
         begun = time.perf_counter()
         for file, offset, nbytes in wanted:
             file.prefetch(offset, nbytes, step)
-        return Prefetched(total, time.perf_counter() - begun)
+        return Streamed(total, time.perf_counter() - begun)

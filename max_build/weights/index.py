@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from max_build.weights.dtypes import BY_NAME
-from max_build.weights.gguf import Array, Metadata
+from max_build.weights.gguf_values import Array, Metadata
 from max_build.weights.header import Entry, Header
 
 if TYPE_CHECKING:

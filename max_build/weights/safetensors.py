@@ -15,7 +15,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import msgspec
 
@@ -40,8 +40,14 @@ _LEADING_METADATA = re.compile(
 )
 
 
+if TYPE_CHECKING:
+    _Code = str
+else:
+    _Code = Literal[tuple(SAFETENSORS)]  # decoded to one shared string each
+
+
 class _Info(msgspec.Struct, gc=False, frozen=True, forbid_unknown_fields=True):
-    dtype: str
+    dtype: _Code
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 

@@ -29,7 +29,7 @@ __all__ = ["Reader", "Sink", "Streamed", "execute", "goes_direct", "staging"]
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """What a transfer did.
+    """What a transfer or prefetch did.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Streamed:
 
     nbytes: int
     seconds: float
-    direct: tuple[str, ...]
+    direct: tuple[str, ...] = ()
 
     @property
     def gigabytes_per_second(self) -> float:

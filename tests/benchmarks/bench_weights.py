@@ -1,7 +1,7 @@
 """Weights against every peer that is installed: open, read, hand over, and what it takes.
 
     python tests/benchmarks/bench_weights.py [--dir DIR] [--repeat 5] [--size 1.0] [--json FILE]
-                                             [--gguf FILE] [--only WORD]
+                                             [--gguf FILE] [--only WORD] [--device]
 
 Each measurement is made in a fresh process (imports excluded) and told as the median. Absolute
 figures depend on the machine: the ratios to plain reads and to peers of the same run count.
@@ -364,6 +364,43 @@ def measure_views(method: str, path: str) -> Result:
     return {"us_each": seconds / len(buffers) * 1e6, "anon_mb": anon / 1e6}
 
 
+def measure_device(method: str, path: str) -> Result:
+    """Deliver to the first GPU, and compare what arrived with the file."""
+    from max_build.weights import open_weights
+    from max_build.weights.device import cuda_buffers, device_buffers
+
+    weights = open_weights(path)
+    if method == "max-build to MAX":
+        from max.driver import CPU, Accelerator
+        from max.dtype import DType
+
+        device = Accelerator(0)
+        device_buffers({}, device)
+        buffers, streamed = device_buffers(weights, device)
+        for name, buffer in buffers.items():
+            raw = buffer.to(CPU()).view(DType.uint8, (weights[name].nbytes,)).to_numpy()
+            assert raw.tobytes() == weights[name].tobytes(), name
+    elif method == "max-build to cuda.core":
+        import ctypes
+
+        from cuda.core import Device, LegacyPinnedMemoryResource
+
+        buffers, streamed = cuda_buffers(weights)
+        stream = Device(0).create_stream()
+        for name, buffer in buffers.items():
+            host = LegacyPinnedMemoryResource().allocate(buffer.size)
+            host.copy_from(buffer, stream=stream)
+            stream.sync()
+            raw = ctypes.string_at(int(host.handle), buffer.size)
+            assert raw == weights[name].tobytes(), name
+    else:
+        from safetensors.torch import load_file
+
+        seconds, _ = timed(lambda: load_file(path, device="cuda:0"))
+        return {"gb_s": weights.nbytes / seconds / 1e9}
+    return {"gb_s": streamed.gigabytes_per_second}
+
+
 def measure_hash(method: str, path: str) -> Result:
     from max_build.weights import open_weights
     from max_build.weights.fingerprint import fingerprint
@@ -389,6 +426,13 @@ def child(group: str, method: str, path: Path, threads: int, state: str) -> Resu
             print(f"  {group}: {method}: {last[:150]}", file=sys.stderr)
         return None
     return json.loads(done.stdout)
+
+
+def device_cases(files: dict[str, Path]) -> Iterator[tuple[Any, ...]]:
+    """Those that need a GPU."""
+    for state in ("warm", "cold"):
+        for method in ("max-build to MAX", "max-build to cuda.core", "safetensors device=cuda"):
+            yield f"to a GPU, {state}", "device", method, files["model"], 1, state
 
 
 def cases(files: dict[str, Path], gguf_file: Path | None) -> Iterator[tuple[Any, ...]]:
@@ -433,6 +477,7 @@ def main() -> None:
             "tiny": measure_tiny,
             "views": measure_views,
             "hash": measure_hash,
+            "device": measure_device,
         }
         if group == "read":
             print(json.dumps(measure_read(method, path, int(threads))), flush=True)
@@ -445,12 +490,13 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--gguf", type=Path, help="a real GGUF file to open as well")
     parser.add_argument("--only", default="", help="run cases whose title has this word")
+    parser.add_argument("--device", action="store_true", help="deliver to a GPU, and check it")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows, shown = [], ""
-    for title, group, method, path, threads, state in cases(
-        make_files(args.dir, args.size), args.gguf
-    ):
+    files = make_files(args.dir, args.size)
+    wanted = device_cases(files) if args.device else cases(files, args.gguf)
+    for title, group, method, path, threads, state in wanted:
         if args.only not in title:
             continue
         slow = method in ("gguf", "map, page by page") or (method == "MAX" and group == "open")

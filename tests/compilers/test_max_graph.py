@@ -216,7 +216,7 @@ def test_a_builder_that_ends_the_process(derive: Derivation) -> None:
 def test_a_builder_that_dies_is_told_with_its_last_words(derive: Derivation) -> None:
     told = refused(
         derive,
-        graph="import os\ndef build(target):\n    print('about to die', flush=True)\n    os._exit(7)\n",
+        graph="import os\ndef build(_):\n    print('about to die', flush=True)\n    os._exit(7)\n",
     )
     assert "left with status 7 before it answered" in told
     assert "about to die" in told

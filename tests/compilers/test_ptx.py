@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kernel_repos import Repo, make
 
+from kernel_repos import Repo, make
 from max_build import load_settings
 from max_build.compilers.elf import read_cubin
 from max_build.errors import ConfigError

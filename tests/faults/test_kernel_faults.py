@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kernel_repos import CHAIN, SAXPY, Repo, chain, make, saxpy
 
+from kernel_repos import CHAIN, SAXPY, Repo, chain, make, saxpy
 from max_build import load_settings
 from max_build.compilers import Job
 from max_build.compilers.cuda import CudaCompiler

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from kernel_repos import Repo, make, saxpy
 
 import max_build
+from kernel_repos import Repo, make, saxpy
 from max_build import load_settings, manifest, open_cache
 from max_build.errors import LoadError, NotBuiltError
 from max_build.packaging import manifest_of

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ import max_build
 from conftest import run
 from max_build.errors import LoadError, NotBuiltError, WeightsError
 from max_build.runtime.select import Machine, choose
+from max_build.weights.fingerprint import fingerprint
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 BIAS = np.array([10, 20, 30, 40], np.float32)
@@ -103,6 +102,17 @@ def test_weights_that_do_not_fit_are_told_before_anything_is_loaded(
         max_build.load("toy", weights=path)
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_the_wrong_weights_of_the_right_shape_are_refused_by_their_digest(
+    site: Path, weights: Path, tmp_path: Path
+) -> None:
+    right = fingerprint(max_build.open_weights(weights)).total
+    assert max_build.load("toy", weights=weights, weights_digest=right).target == "cpu"
+    other = tmp_path / "other.safetensors"
+    save_file({"bias": BIAS + 1, "spare": np.zeros(3, np.float32)}, other)
+    with pytest.raises(WeightsError, match=r"not those asked for: `.*other\.safetensors`"):
+        max_build.load("toy", weights=other, weights_digest=right)
 
 
 def test_truncated_weights(site: Path, weights: Path) -> None:

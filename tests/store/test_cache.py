@@ -213,7 +213,8 @@ from max_build.store import open_cache, CacheSettings
 cache = open_cache(CacheSettings(dir={str(tmp_path)!r}))
 hit = cache.lookup({record.key!r})
 cache.path(hit.record.blobs[0])
-heavy = {{"numpy", "sqlite3", "diskcache", "cryptography", "obstore", "urllib3", "max", "backports.zstd"}}
+heavy = {{"numpy", "sqlite3", "diskcache", "cryptography", "obstore", "urllib3", "max"}}
+heavy |= {{"backports.zstd", "concurrent.futures"}}
 sys.exit(", ".join(heavy & set(sys.modules)) or 0)
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -239,7 +239,7 @@ def test_readers_and_collectors_together(tmp_path):
         for c in commands
     ]
     for process in processes:
-        out, error = process.communicate(timeout=60)
+        _, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
 
 

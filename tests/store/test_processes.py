@@ -160,7 +160,7 @@ def as_user(user, group, action):
         os.umask(0o077)
         action()
         os._exit(0)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - told, and an exit status
         traceback.print_exc()
     finally:
         os._exit(1)

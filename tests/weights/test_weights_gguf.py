@@ -32,7 +32,7 @@ from weights_files import (
 from max_build.errors import WeightsError
 from max_build.weights import open_weights
 from max_build.weights.dtypes import GGML
-from max_build.weights.gguf import Array
+from max_build.weights.gguf_values import Array
 
 
 def good(version: int = 3, order: str = "<") -> Gguf:

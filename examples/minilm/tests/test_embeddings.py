@@ -144,5 +144,5 @@ def test_a_missing_model_package_says_how_to_install_it(monkeypatch: pytest.Monk
 
 
 def test_a_missing_model_file_is_named() -> None:
-    with pytest.raises(FileNotFoundError, match="no file `model/nothing.json`"):
+    with pytest.raises(FileNotFoundError, match=r"no file `model/nothing\.json`"):
         model_file("nothing.json")

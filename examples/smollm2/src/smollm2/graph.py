@@ -1,165 +1,199 @@
-"""SmolLM2 as a MAX graph: a Llama decoder that takes new tokens and what it remembers of old ones.
+"""SmolLM2 as a MAX graph: a Llama decoder that goes on from the keys and values of earlier tokens.
 
-The model is SmolLM2-135M-Instruct; weights have the names that its GGUF file gives them. One graph
-serves the prompt and every token after it: the cache of keys and values goes in as a tensor and
-comes out as the rows to append to it, so the graph changes nothing and never outgrows a buffer.
+One graph serves the prompt and each token after it. What it remembers of earlier tokens goes in as
+a tensor, and what is to be remembered of the new ones comes out, so nothing is changed in place and
+no buffer inside the graph can be outgrown. Weights have the names of the GGUF file.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 from max.dtype import DType
-from max.graph import DeviceRef, Dim, Graph, TensorType, TensorValue, Weight, ops
+from max.graph import DeviceRef, Graph, TensorType, TensorValue, Weight, ops
 
-__all__ = ["SmolLM2", "build"]
+from smollm2.model import MODEL, SmolLM2
 
-# Added to the score of a position yet to come: exp() of what is left is exactly zero in float32.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["build"]
+
+# Added to the score of a token yet to come: exp() of what is left is exactly zero in float32.
 MASKED = -1e9
 
 
 @dataclass(frozen=True, slots=True)
-class SmolLM2:
-    """The dimensions of the model, and its two constants."""
+class Builder:
+    """Adds the operations of the model to the graph being built, all on one device."""
 
-    vocabulary: int = 49152
-    context: int = 8192
-    hidden: int = 576
-    intermediate: int = 1536
-    heads: int = 9
-    groups: int = 3
-    layers: int = 30
-    norm_epsilon: float = 1e-5
-    rope_base: float = 100_000.0
+    model: SmolLM2
+    device: DeviceRef
 
-    @property
-    def head(self) -> int:
-        """Width of one attention head."""
-        return self.hidden // self.heads
+    def __call__(
+        self, graph: Graph, token_ids: TensorValue, past: TensorValue
+    ) -> tuple[TensorValue, TensorValue]:
+        """Logits after the last token, and what to remember of the tokens; see `build`."""
+        model, seq = self.model, token_ids.shape[0]
+        embedding = self.weight("token_embd", model.vocabulary, model.hidden)
+        layers = [
+            [self.weight(f"blk.{n}.{part}", *shape) for part, shape in model.layer_weights.items()]
+            for n in range(model.layers)
+        ]
+        x = ops.gather(embedding, token_ids, axis=0)
+        cos, sin, bias = self.positions(token_ids, past)
+        inputs = (x, past[:, 0], cos, sin, bias)
+        # All layers are alike: the compiler sees one, with its weights as arguments.
+        layer = graph.add_subgraph(
+            "layer", input_types=[value.type for value in (*inputs, *layers[0])]
+        )
+        with layer:
+            values = [value.tensor for value in layer.inputs]
+            weights = dict(zip(model.layer_weights, values[len(inputs) :], strict=True))
+            layer.output(*self.layer(*values[: len(inputs)], weights))
+        rows = []
+        for n, each in enumerate(layers):
+            x, row = (v.tensor for v in ops.call(layer, x, past[:, n], cos, sin, bias, *each))
+            rows.append(row)
+        # Unlike a plain slice, which reads before the first row if there is none, a rebind is
+        # checked at run time.
+        end = TensorValue(seq)
+        x = x[(slice(end - 1, end), "last"), :].rebind(
+            (1, model.hidden), "a step takes at least one token"
+        )
+        logits = self.norm(x, self.weight("output_norm", model.hidden)) @ embedding.T
+        return logits.reshape((model.vocabulary,)), ops.stack(rows, axis=1)
 
-    @property
-    def row(self) -> tuple[int, int, int, int]:
-        """What is remembered of one token: keys and values of every layer and group."""
-        return (self.layers, 2, self.groups, self.head)
+    def positions(
+        self, token_ids: TensorValue, past: TensorValue
+    ) -> tuple[TensorValue, TensorValue, TensorValue]:
+        """What depends on where the tokens are.
+
+        Cosines and sines of the rotary angles, `[seq, 1, head / 2]`, in float64 until they are
+        rounded once; and the bias `[seq, total]` that hides from each token those after it.
+        """
+        model, seq, old = self.model, token_ids.shape[0], past.shape[0]
+        position = self.count(seq) + TensorValue(old)
+        frequency = model.rope_base ** -(np.arange(0, model.head, 2) / model.head)
+        angle = ops.unsqueeze(ops.cast(position, DType.float64), 1) * ops.constant(
+            frequency, DType.float64, self.device
+        )
+        cos, sin = (
+            ops.unsqueeze(ops.cast(function(angle), DType.float32), 1)
+            for function in (ops.cos, ops.sin)
+        )
+        future = ops.unsqueeze(self.count(old + seq), 0) > ops.unsqueeze(position, 1)
+        bias = ops.cast(future, DType.float32) * MASKED
+        # A subgraph takes no sums of dimensions: theirs gets a name.
+        return cos, sin, bias.rebind((seq, "total"))
+
+    def layer(
+        self,
+        x: TensorValue,
+        past: TensorValue,
+        cos: TensorValue,
+        sin: TensorValue,
+        bias: TensorValue,
+        weights: Mapping[str, TensorValue],
+    ) -> tuple[TensorValue, TensorValue]:
+        """One decoder layer on `x` `[seq, hidden]` and its own part of the past.
+
+        Returns
+        -------
+        tuple
+            The new `x`, and the keys and values to remember, `[seq, 2, groups, head]`.
+        """
+        model, seq = self.model, x.shape[0]
+        y = self.norm(x, weights["attn_norm"])
+        query, key, value = (
+            (y @ weights[f"attn_{part}"].T).reshape((seq, count, model.head))
+            for part, count in (("q", model.heads), ("k", model.groups), ("v", model.groups))
+        )
+        row = ops.stack([rotate(key, cos, sin), value], axis=1)
+        attended = self.attention(rotate(query, cos, sin), past, row, bias)
+        x = x + attended @ weights["attn_output"].T
+        y = self.norm(x, weights["ffn_norm"])
+        inner = ops.silu(y @ weights["ffn_gate"].T) * (y @ weights["ffn_up"].T)
+        return x + inner @ weights["ffn_down"].T, row
+
+    def attention(
+        self, query: TensorValue, past: TensorValue, row: TensorValue, bias: TensorValue
+    ) -> TensorValue:
+        """Attend to old and new tokens, heads of a group sharing keys and values: `[seq, hidden]`.
+
+        The queries of a group are rows of one matrix, so that shared keys are not repeated.
+        """
+        model = self.model
+        seq, total = bias.shape
+        each = model.heads // model.groups
+        known = ops.concat([past, row]).rebind((total, 2, model.groups, model.head))
+        keys, values = (ops.permute(known[:, part], [1, 0, 2]) for part in (0, 1))
+        query = ops.permute(query.reshape((seq, model.groups, each, model.head)), [1, 2, 0, 3])
+        query = query.reshape((model.groups, each * seq, model.head)) / math.sqrt(model.head)
+        scores = query @ ops.transpose(keys, 1, 2)
+        scores = scores.reshape((model.groups, each, seq, total)) + bias
+        share = ops.softmax(scores).reshape((model.groups, each * seq, total))
+        context = (share @ values).reshape((model.groups, each, seq, model.head))
+        return ops.permute(context, [2, 0, 1, 3]).reshape((seq, model.hidden))
+
+    def norm(self, x: TensorValue, weight: TensorValue) -> TensorValue:
+        """Scale rows to a root mean square of one, then by `weight`."""
+        return ops.rms_norm(x, weight, self.model.norm_epsilon)
+
+    def count(self, length: object) -> TensorValue:
+        """0, 1, … of a symbolic length: int64 `[length]`."""
+        stop = TensorValue(length)
+        return ops.range(0, stop, out_dim=length, dtype=DType.int64, device=self.device)
+
+    def weight(self, name: str, *shape: int) -> Weight:
+        """Name a weight of the file; its values are given at load time, as float32."""
+        return Weight(f"{name}.weight", DType.float32, shape, self.device)
+
+
+def rotate(x: TensorValue, cos: TensorValue, sin: TensorValue) -> TensorValue:
+    """Rotary embedding of `[seq, heads, head]`: neighbours are turned as a pair.
+
+    The first of each pair come out before the second ones: attention is a sum over a head's
+    components, so their order is free if keys and queries agree on it.
+    """
+    seq, heads, width = x.shape
+    pairs = x.reshape((seq, heads, width // 2, 2))
+    first, second = pairs[..., 0], pairs[..., 1]
+    return ops.concat([first * cos - second * sin, first * sin + second * cos], axis=-1)
 
 
 def build(target: object) -> Graph:
-    """Build the decoder for a target; see the notes in the module."""
-    return Builder(SmolLM2(), DeviceRef.CPU()).graph()
+    """Build the decoder for a target.
 
+    Parameters
+    ----------
+    target
+        What the graph will be compiled for; `str(target)` has to be `cpu`.
 
-@dataclass(frozen=True, slots=True)
-class Builder:
-    model: SmolLM2
-    device: DeviceRef
-    sub: bool = True
-    transposed: bool = False
+    Returns
+    -------
+    max.graph.Graph
+        Inputs: ids of the new tokens, int64 `[seq]`; keys and values of all tokens before them,
+        float32 `[past, layers, 2, groups, head]`, in order, `past` 0 at the start. Running it
+        fails if there is no new token, or one beyond the vocabulary.
+        Outputs: logits after the last new token, float32 `[vocabulary]`; keys and values of the
+        new tokens, float32 `[seq, layers, 2, groups, head]`, to be appended to the past.
 
-    def graph(self) -> Graph:
-        model = self.model
-        tokens = TensorType(DType.int64, ["seq"], self.device)
-        past = TensorType(DType.float32, ["past", *model.row], self.device)
-        with Graph("smollm2", input_types=[tokens, past]) as graph:
-            graph.output(*self(graph, *(value.tensor for value in graph.inputs)))
-        return graph
-
-    def __call__(self, graph, token_ids, past):
-        model = self.model
-        embedding = self.weight("token_embd.weight", model.vocabulary, model.hidden)
-        x = ops.gather(embedding, token_ids, axis=0)
-        cos, sin, mask = self.positions(token_ids, past)
-        lw = [self.layer_weights(n) for n in range(model.layers)]
-        if self.sub:
-            layer_past = TensorType(DType.float32, ["past", 2, model.groups, model.head], self.device)
-            weights = lw[0]
-            block = graph.add_subgraph(
-                "block",
-                input_types=[v.type for v in (x, cos, sin, mask)] + [layer_past] + [w.type for w in weights],
-            )
-            with block:
-                block.output(*self.layer(*(v.tensor for v in block.inputs)))
-        rows = []
-        for number in range(model.layers):
-            args = [x, cos, sin, mask, past[:, number], *lw[number]]
-            x, row = (v.tensor for v in ops.call(block, *args)) if self.sub else self.layer(*args)
-            rows.append(row)
-        x = self.norm(x[-1:], self.weight("output_norm.weight", model.hidden))
-        logits = x @ embedding.T
-        return logits.reshape((model.vocabulary,)), ops.stack(rows, axis=1)
-
-    def positions(self, token_ids, past):
-        model = self.model
-        seq, old = token_ids.shape[0], past.shape[0]
-        here = ops.range(0, TensorValue(seq), 1, out_dim=seq, dtype=DType.int64, device=self.device) + TensorValue(old)
-        frequencies = model.rope_base ** -(
-            [2 * i / model.head for i in range(model.head // 2)] and
-            __import__("numpy").arange(0, model.head, 2) / model.head)
-        frequencies = ops.constant(frequencies, DType.float64, self.device)
-        angles = ops.unsqueeze(ops.cast(here, DType.float64), 1) * frequencies
-        cos, sin = (ops.unsqueeze(ops.cast(f(angles), DType.float32), 1) for f in (ops.cos, ops.sin))
-        keys = ops.range(0, TensorValue(old + seq), 1, out_dim=old + seq, dtype=DType.int64, device=self.device)
-        mask = ops.cast(ops.unsqueeze(keys, 0) > ops.unsqueeze(here, 1), DType.float32) * MASKED
-        return cos, sin, mask.rebind((seq, "total"))
-
-    def layer_weights(self, n):
-        m = self.model
-        kv = m.groups * m.head
-        p = f"blk.{n}."
-        return [
-            self.weight(p + "attn_norm.weight", m.hidden),
-            self.matrix(p + "attn_q.weight", m.hidden, m.hidden),
-            self.matrix(p + "attn_k.weight", kv, m.hidden),
-            self.matrix(p + "attn_v.weight", kv, m.hidden),
-            self.matrix(p + "attn_output.weight", m.hidden, m.hidden),
-            self.weight(p + "ffn_norm.weight", m.hidden),
-            self.matrix(p + "ffn_gate.weight", m.intermediate, m.hidden),
-            self.matrix(p + "ffn_up.weight", m.intermediate, m.hidden),
-            self.matrix(p + "ffn_down.weight", m.hidden, m.intermediate),
-        ]
-
-    def layer(self, x, cos, sin, mask, past, attn_norm, q, k, v, out, ffn_norm, gate, up, down):
-        y = self.norm(x, attn_norm)
-        attended, row = self.attention(y, cos, sin, mask, past, q, k, v)
-        x = x + self.linear(attended, out)
-        y = self.norm(x, ffn_norm)
-        y = ops.silu(self.linear(y, gate)) * self.linear(y, up)
-        return x + self.linear(y, down), row
-
-    def attention(self, x, cos, sin, mask, past, q, k, v):
-        m = self.model
-        seq = x.shape[0]
-        each = m.heads // m.groups
-
-        def heads(w, n):
-            return self.linear(x, w).reshape((seq, n, m.head))
-
-        query = self.rotate(heads(q, m.heads), cos, sin) / math.sqrt(m.head)
-        row = ops.stack([self.rotate(heads(k, m.groups), cos, sin), heads(v, m.groups)], axis=1)
-        both = ops.permute(ops.concat([past, row], axis=0).rebind((mask.shape[1], 2, m.groups, m.head)), [1, 2, 0, 3])
-        total = both.shape[2]
-        query = ops.permute(query.reshape((seq, m.groups, each, m.head)), [1, 2, 0, 3])
-        query = query.reshape((m.groups, each * seq, m.head))
-        scores = query @ ops.transpose(both[0], -1, -2)
-        scores = scores.reshape((m.groups, each, seq, total)) + mask
-        weights = ops.softmax(scores).reshape((m.groups, each * seq, total))
-        context = (weights @ both[1]).reshape((m.groups, each, seq, m.head))
-        return ops.permute(context, [2, 0, 1, 3]).reshape((seq, m.hidden)), row
-
-    def rotate(self, x, cos, sin):
-        seq, heads, width = x.shape
-        pairs = x.reshape((seq, heads, width // 2, 2))
-        even, odd = pairs[..., 0], pairs[..., 1]
-        return ops.concat([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
-
-    def linear(self, x, w):
-        return x @ (w if self.transposed else w.T)
-
-    def norm(self, x, w):
-        return ops.rms_norm(x, w, self.model.norm_epsilon)
-
-    def weight(self, name, *shape):
-        return Weight(name, DType.float32, shape, self.device)
-
-    def matrix(self, name, out, inp):
-        return self.weight(name, *((inp, out) if self.transposed else (out, inp)))
+    Raises
+    ------
+    ValueError
+        If the target is another.
+    """
+    if str(target) != "cpu":
+        message = f"this graph is written for the CPU, not for {target}"
+        raise ValueError(message)
+    device = DeviceRef.CPU()
+    tokens = TensorType(DType.int64, ["seq"], device)
+    past = TensorType(DType.float32, ["past", *MODEL.row], device)
+    with Graph("smollm2", input_types=[tokens, past]) as graph:
+        inputs = (value.tensor for value in graph.inputs)
+        graph.output(*Builder(MODEL, device)(graph, *inputs))
+    return graph

@@ -1,0 +1,208 @@
+"""`max-build run`: MAX programs through the cache, unchanged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from max_build.runtime.transparent import SITE, environment
+
+PROGRAM = """
+import sys
+import numpy as np
+from max import driver, engine
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, Weight, ops
+
+def graph(factor):
+    with Graph("scaled", input_types=[TensorType(DType.float32, ["n"], DeviceRef.CPU())]) as g:
+        bias = Weight("bias", DType.float32, [1], DeviceRef.CPU())
+        g.output(g.inputs[0].tensor * factor + bias)
+    return g
+
+x = np.arange(3, dtype=np.float32)
+weights = {"bias": np.ones(1, np.float32)}
+"""
+LOAD = """
+session = engine.InferenceSession(devices=[driver.CPU()])
+model = session.load(graph(2.0), weights_registry=weights)
+assert model.execute(x)[0].to_numpy().tolist() == [1.0, 3.0, 5.0]
+try:
+    session.load(graph(2.0))
+except ValueError as error:
+    assert "not in the weights registry" in str(error)
+else:
+    raise AssertionError("a missing weight has to be refused on a hit as well")
+"""
+
+
+def run_under(
+    tmp_path: Path, code: str, *arguments: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code below `max-build run`."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(code))
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from max_build.cli import main; sys.exit(main())",
+        "-v",
+        "run",
+        *arguments,
+        "--",
+        sys.executable,
+        str(program),
+    ]
+    return subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def test_a_second_run_compiles_nothing_and_gives_the_same(tmp_path: Path) -> None:
+    first = run_under(tmp_path, PROGRAM + LOAD)
+    assert first.returncode == 0, first.stderr
+    # the second load of one run misses too: what is compiled is published when it is done
+    assert "max-build: 1 cached, 1 compiled" in first.stderr
+    second = run_under(tmp_path, PROGRAM + LOAD)
+    assert second.returncode == 0, second.stderr
+    assert "max-build: 2 cached" in second.stderr
+
+
+@pytest.mark.slow
+def test_what_a_session_holds_is_a_part_of_the_key(tmp_path: Path) -> None:
+    variants = {
+        "plain": "",
+        "define": "session.set_mojo_assert_level(engine.api.AssertLevel.ALL)",
+        "debug": "engine.InferenceSession.debug.nan_check = True",
+    }
+    code = """
+    session = engine.InferenceSession(devices=[driver.CPU()])
+    {}
+    session.compile(graph(2.0))
+    """
+    for change in variants.values():
+        done = run_under(tmp_path, PROGRAM + textwrap.dedent(code).format(change))
+        assert "max-build: 1 compiled" in done.stderr, done.stderr
+    for change in variants.values():
+        done = run_under(tmp_path, PROGRAM + textwrap.dedent(code).format(change))
+        assert "max-build: 1 cached" in done.stderr, done.stderr
+    done = run_under(tmp_path, PROGRAM + textwrap.dedent(code).format(""), "--host", "x86-64-v2")
+    assert "max-build: 1 compiled" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_modules_async_compiles_and_maxs_own_stores_go_on_working(tmp_path: Path) -> None:
+    code = PROGRAM + textwrap.dedent(
+        """
+        import pathlib
+        from max.graph import Module
+        module = Module()
+        for name, factor in (("one", 2.0), ("two", 3.0)):
+            kind = TensorType(DType.float32, ["n"], DeviceRef.CPU())
+            with Graph(name, input_types=[kind], module=module) as g:
+                g.output(g.inputs[0].tensor * factor)
+        session = engine.InferenceSession(devices=[driver.CPU()])
+        models = session.init_all(session.compile(module))
+        assert models["two"].execute(x)[0].to_numpy().tolist() == [0.0, 3.0, 6.0]
+        pending = session.compile_async(graph(4.0))
+        model = session.init(pending, weights_registry=weights)
+        assert model.execute(x)[0].to_numpy().tolist() == [1.0, 5.0, 9.0]
+        folder = pathlib.Path("mefs")
+        saving = engine.InferenceSession(devices=[driver.CPU()], export_mefs=folder)
+        saving.load(graph(4.0), weights_registry=weights)
+        reading = engine.InferenceSession(devices=[driver.CPU()], precompiled_mefs=folder)
+        model = reading.load(graph(4.0), weights_registry=weights)
+        assert model.execute(x)[0].to_numpy().tolist() == [1.0, 5.0, 9.0]
+        """
+    )
+    first = run_under(tmp_path, code)
+    assert first.returncode == 0, first.stderr
+    assert "2 compiled" in first.stderr
+    second = run_under(tmp_path, code)
+    assert second.returncode == 0, second.stderr
+    assert "3 cached" in second.stderr
+    assert "compiled," not in second.stderr.replace("it is compiled already", "")
+
+
+def test_a_max_that_is_not_known_is_left_alone_with_one_line(tmp_path: Path) -> None:
+    package = tmp_path / "other" / "max"
+    for name in ("engine", "driver", "graph"):
+        (package / name).mkdir(parents=True)
+        (package / name / "__init__.py").write_text("__version__ = '99.1'\n")
+    (package / "__init__.py").touch()
+    (package / "graph" / "graph.py").touch()
+    (package / "engine" / "api.py").write_text(
+        "class InferenceSession:\n    def compile(self, model): return 'compiled'\n"
+    )
+    done = run_under(
+        tmp_path,
+        """
+        from max.engine.api import InferenceSession
+        print(InferenceSession().compile(None))
+        """,
+        PYTHONPATH=str(tmp_path / "other"),
+    )
+    assert done.stdout == "compiled\n", done.stderr
+    assert done.stderr.count("MAX 99.1 is not known to `max-build run`") == 1
+
+
+def test_child_processes_are_reached_and_the_environments_own_sitecustomize_runs(
+    tmp_path: Path,
+) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import sys; sys.own_sitecustomize = True\n")
+    done = run_under(
+        tmp_path,
+        """
+        import subprocess, sys
+        child = "import sys; print(sys.own_sitecustomize, " \\
+            "any(type(one).__name__ == '_Finder' for one in sys.meta_path))"
+        print(subprocess.check_output([sys.executable, "-c", child], text=True))
+        """,
+        PYTHONPATH=str(site),
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_a_process_that_never_imports_max_imports_next_to_nothing_of_ours(tmp_path: Path) -> None:
+    done = run_under(
+        tmp_path,
+        """
+        import sys
+        print(*sorted(name for name in sys.modules if name.startswith("max_build")))
+        print(*sorted({"numpy", "msgspec", "diskcache", "max"} & sys.modules.keys()))
+        """,
+    )
+    assert done.stdout.splitlines() == [
+        "max_build max_build.runtime max_build.runtime.transparent",
+        "",
+    ]
+
+
+def test_the_environment_of_a_command() -> None:
+    found = environment({"PYTHONPATH": "/a"}, host="x86-64-v3")
+    assert found["PYTHONPATH"] == os.pathsep.join((SITE, "/a"))
+    assert environment(found)["PYTHONPATH"] == found["PYTHONPATH"]
+
+
+def test_a_command_that_is_not_there_or_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from max_build.cli import main
+
+    assert main(["run", "--", "no-such-command-at-all"]) == 127
+    assert main(["run"]) == 1
+    assert main(["run", "--host", "pentium", "--", "true"]) == 1
+    assert "`--host` must be one of" in capsys.readouterr().err
