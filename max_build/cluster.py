@@ -65,18 +65,17 @@ class Farm:
     def __init__(self, address: str, settings: Settings, cache: Cache, report: Reporter) -> None:
         check_cache(cache)
         self._settings = _portable(settings)
-        self._root = Path(settings.root)
         self._cache = cache
         self._report = report
         self._room = threading.BoundedSemaphore(settings.jobs or capacity())
-        self._sending = threading.Lock()
         self._looking = threading.Lock()
         self._closed = False
-        self._sources: Blob | None = None
+        self._gone: set[str] = set()
         self._client = _connect(address)
         try:
             wanted = {unit.compiler for unit in settings.units}
             self.width = settings.jobs or _check_workers(self._client, wanted)
+            self._sources = _send_sources(Path(settings.root), cache)
         except BaseException:
             self.close()
             raise
@@ -90,7 +89,7 @@ class Farm:
         if not self._never_kept(unit, target):
             try:
                 answer = self._ask(unit, target)
-            except (StoreError, ConnectionError) as error:
+            except ConnectionError as error:
                 if self._closed:
                     ended = CompileError("the build was ended")
                     return Outcome(unit, target, "failed", error=ended)
@@ -123,61 +122,47 @@ class Farm:
         ------
         ConnectionError
             If the farm lost the job for good, or nobody there can take it.
-        StoreError
-            If the sources cannot be sent.
         """
+        compiler = unit.compiler
         one = msgspec.structs.replace(unit, targets=(str(target),))
         settings = msgspec.structs.replace(self._settings, units=(one,))
-        task = Task(version(), settings, self._sent())
-        workers = _candidates(self._client, unit.compiler)
-        future = self._client.submit(
+        task = Task(version(), settings, self._sources)
+        future: Any = None
+        alone = 0.0
+        try:
+            while self._client.status in ("running", "connecting"):
+                workers = _candidates(self._client, compiler)
+                alone = 0.0 if workers else alone + _LOOK
+                if alone > _PATIENCE or (compiler in self._gone and not workers):
+                    if future is not None:
+                        future.cancel()
+                    self._gone.add(compiler)  # nobody waits for it again
+                    message = f"no worker of the farm can compile with `{compiler}` any more"
+                    raise ConnectionError(message)
+                if future is None:
+                    future = self._submit(task, _resources(compiler, workers.values()))
+                    where = f"sent to the farm {self._client.scheduler.address}"
+                    self._report(Event("compiling", unit.name, str(target), where))
+                with contextlib.suppress(TimeoutError):
+                    return msgspec.json.decode(future.result(timeout=_LOOK), type=Answer)
+        except ConnectionError:
+            raise
+        except Exception as error:  # whatever Dask makes of a farm that breaks
+            first = str(error).partition("\n")[0]
+            message = f"the farm lost it: {type(error).__name__}: {first}"
+            raise ConnectionError(message) from error
+        message = "the farm's scheduler is gone"
+        raise ConnectionError(message)
+
+    def _submit(self, task: Task, resources: dict[str, float]) -> Any:
+        (unit,) = task.settings.units
+        return self._client.submit(
             compile_one,
             msgspec.json.encode(task),
-            key=f"max-build-{unit.name}-{target}-{task.sources.digest[:12]}-{time.time_ns()}",
-            resources=_resources(unit.compiler, workers.values()),
+            key=f"max-build-{unit.name}-{unit.targets[0]}-{time.time_ns()}",
+            resources=resources,
             pure=False,
         )
-        where = f"sent to the farm {self._client.scheduler.address}"
-        self._report(Event("compiling", unit.name, str(target), where))
-        alone = 0.0
-        while True:
-            try:
-                return msgspec.json.decode(future.result(timeout=_LOOK), type=Answer)
-            except TimeoutError:
-                alone = 0.0 if _candidates(self._client, unit.compiler) else alone + _LOOK
-                if alone < _PATIENCE:
-                    continue
-                future.cancel()
-                message = f"no worker of the farm can compile with `{unit.compiler}` any more"
-                raise ConnectionError(message) from None
-            except Exception as error:  # whatever Dask makes of a farm that breaks
-                message = f"the farm lost it: {type(error).__name__}: {error}"
-                raise ConnectionError(message) from error
-
-    def _sent(self) -> Blob:
-        """The project's sources, in a tier that the farm reads."""
-        with self._sending:
-            if self._sources is None:
-                with tempfile.TemporaryDirectory(prefix="max-build-") as folder:
-                    path = Path(folder) / "sources.tar"
-                    blob = pack(self._root, path)
-                    self._offer(blob, path)
-                self._sources = blob
-            return self._sources
-
-    def _offer(self, blob: Blob, path: Path) -> None:
-        failure = StoreError("no tier that the farm could read may be written", kind="read-only")
-        sent = False
-        for tier in self._cache.outer:
-            if tier.writable:
-                try:
-                    tier.send(blob, path)
-                except StoreError as error:
-                    failure = error
-                else:
-                    sent = True
-        if not sent:
-            raise failure
 
     def _credited(self, outcome: Outcome, answer: Answer, known: Sequence[Record]) -> Outcome:
         """The outcome as the farm's work, where it was; a warning where it should have been."""
@@ -227,6 +212,33 @@ class Farm:
 
     def _warn(self, unit: Unit, target: Target, why: str) -> None:
         self._cache.warnings.append(f"`{unit.name}` × `{target}` was left to this machine: {why}")
+
+
+def _send_sources(root: Path, cache: Cache) -> Blob:
+    """Put the project's sources into every tier that may be written.
+
+    Raises
+    ------
+    ConfigError
+        If they are too many, or no tier takes them.
+    """
+    failure = ""
+    sent = False
+    with tempfile.TemporaryDirectory(prefix="max-build-") as folder:
+        path = Path(folder) / "sources.tar"
+        blob = pack(root, path)
+        for tier in cache.outer:
+            if tier.writable:
+                try:
+                    tier.send(blob, path)
+                except StoreError as error:
+                    failure = error.message
+                else:
+                    sent = True
+    if not sent:
+        message = f"the project's sources do not reach the farm: {failure}"
+        raise ConfigError(message, hint="`max-build doctor` tries every tier")
+    return blob
 
 
 def _portable(settings: Settings) -> Settings:
@@ -282,7 +294,7 @@ def _connect(address: str) -> Any:
 
 def _candidates(client: Any, compiler: str) -> dict[str, dict[str, Any]]:
     """The workers that declare a compiler, by address."""
-    workers: dict[str, dict[str, Any]] = client.scheduler_info(n_workers=-1)["workers"]
+    workers: dict[str, dict[str, Any]] = client.scheduler_info(n_workers=-1).get("workers", {})
     return {name: one for name, one in workers.items() if one["resources"].get(compiler, 0) >= 1}
 
 

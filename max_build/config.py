@@ -442,7 +442,7 @@ def _python_path(root: Path, declared: Sequence[str]) -> tuple[str, ...]:
 
 def _cache(values: Mapping[str, Any], root: Path) -> CacheSettings:
     fields = {name.replace("-", "_"): value for name, value in values.items()}
-    for name in ("dir", "shared", "signing_key"):
+    for name in ("dir", "shared", "signing_key", "remote_ca", "remote_cert", "remote_key"):
         if fields[name]:
             fields[name] = str(root / Path(fields[name]).expanduser())
     return CacheSettings(**fields)

@@ -230,6 +230,9 @@ class _Maker:
         for place, stacks in notes.written.items():
             if (file := self._directly(stacks)) and not self._is_scrap(place):
                 _refuse(f"{self._told(file)} changes `{self._inside(place) or place}`")
+        for place, stacks in notes.entered.items():
+            if (file := self._directly(stacks)) and not self._is_scrap(place):
+                _refuse(f"{self._told(file)} opens a directory by its descriptor")
         if self._tracer.blind:
             _refuse(self._tracer.blind)
         for module in ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
-from max_build import compilers, distributions
+from max_build import compilers
 from max_build.compilers import Direct
 from max_build.config import Settings, Unit
 from max_build.errors import ToolchainError
+from max_build.key import digest
 from max_build.recipe import Recipe, broken, decode, encode, lookup_key
 from max_build.store import Cache
 from max_build.surroundings import Here
@@ -15,6 +18,19 @@ from max_build.target import Target
 from max_build.workers import environment
 
 __all__ = ["Recall"]
+
+
+_DECIDES = (
+    "distributions",
+    "key",
+    "provenance",
+    "recipe",
+    "recorder",
+    "surroundings",
+    "tracing",
+    "worker",
+    "workers",
+)
 
 
 class Recall:
@@ -33,7 +49,7 @@ class Recall:
         )
         self._ambient: dict[str, dict[str, str] | None] = {}
         self._stale: dict[tuple[str, str], str] = {}
-        self._version = distributions.identity("max-build") or ""
+        self._version = _own_version(cache.memo.digest_of)
 
     def key(self, unit: Unit, target: Target) -> str:
         """The key that a recipe which holds leads to; empty where none does.
@@ -90,3 +106,15 @@ class Recall:
             return adapter.ambient(self._environ)
         except ToolchainError:
             return None  # the derivation says it in full
+
+
+def _own_version(digest_of: Callable[[str], str]) -> str:
+    """Digest of the code that derives and records: its changes make every recipe worthless.
+
+    The code, not the version: it is the same whether max-build was installed from a wheel or is
+    being worked on.
+    """
+    package = Path(__file__).parent
+    files = sorted((package / "compilers").glob("*.py"))
+    files += [package / f"{name}.py" for name in _DECIDES]
+    return digest("".join(digest_of(str(path)) for path in files).encode())

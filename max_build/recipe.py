@@ -176,7 +176,7 @@ def lookup_key(
     ambient
         What the compiler itself takes from the machine: see `Direct.ambient`.
     version
-        Of max-build, whose adapters decide what components are.
+        Of max-build's own code, which decides what components are.
     """
     declared = {
         "ambient": dict(ambient),

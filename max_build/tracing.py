@@ -84,6 +84,8 @@ class Notes:
         self.opened: defaultdict[str, set[Stack]] = defaultdict(set)
         self.written: defaultdict[str, set[Stack]] = defaultdict(set)
         self.looked: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.entered: defaultdict[str, set[Stack]] = defaultdict(set)
+        """Directory that was opened: what is done from there has no place to be noted."""
         self.listed: defaultdict[str, set[Stack]] = defaultdict(set)
         self.kinds: dict[str, Kind] = {}
         """What was there when a place was first looked at."""
@@ -181,7 +183,7 @@ class Tracer:
         elif event in _PROCESSES:
             self._quietly(self._deed, _PROCESSES[event])
         elif event in _CHANGES:
-            self._quietly(self._change, *arguments)
+            self._quietly(self._change, event, *arguments)
         elif event.startswith("socket.") and event != "socket.__new__":
             self._quietly(self._talk, "uses the network")
         elif event == "exec":
@@ -200,9 +202,9 @@ class Tracer:
             self._inside.busy = False
 
     def _open(self, path: Any, _mode: Any, flags: Any) -> None:
-        place = _absolute(path)
+        place = None if isinstance(path, int) else _absolute(path)
         if place is None:
-            return
+            return  # of a descriptor, which was noted when it was opened
         stack = _stack()
         flags = flags if isinstance(flags, int) else 0
         exists = os.path.exists(place)
@@ -214,7 +216,7 @@ class Tracer:
             self.notes.looked[place].add(stack)
             self.notes.kinds.setdefault(place, "absent")
         elif os.path.isdir(place):
-            self.notes.deeds["opens a directory by its descriptor"].add(stack)
+            self.notes.entered[place].add(stack)
         else:
             self._read(place, stack)
 
@@ -233,19 +235,20 @@ class Tracer:
         frame = sys._getframe(3)
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return  # the finder's own cache: what it is asked for is noted there
-        stack = _stack()
-        if isinstance(path, int):
-            self.notes.deeds["lists a directory by its descriptor"].add(stack)
-            return
         place = _absolute("." if path is None else path)
         if place is not None and not _by(_METADATA, frame):
-            self.notes.listed[place].add(stack)
+            self.notes.listed[place].add(_stack())
             self.notes.listings.setdefault(place, listing_of(place))
 
-    def _change(self, *arguments: Any) -> None:
+    def _change(self, event: str, *arguments: Any) -> None:
         stack = _stack()
-        for one in arguments[:2]:
-            if isinstance(one, str | bytes | os.PathLike) and (place := _absolute(one)):
+        # Paths come first, and last the descriptors of the directories they are relative to.
+        if event in ("os.setxattr", "os.truncate"):
+            arguments = (arguments[0],)
+        paths = [one for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike)]
+        for one, base in zip(paths, arguments[-len(paths) :], strict=False):
+            inside = base if isinstance(base, int) and base >= 0 else None
+            if (place := _absolute(one, inside)) is not None:
                 self.notes.written[place].add(stack)
 
     def _native(self, path: Any, *_: Any) -> None:
@@ -511,11 +514,15 @@ def _by(part: str, frame: FrameType | None) -> bool:
     return False
 
 
-def _absolute(path: Any) -> str | None:
-    """A path as it is used here and now; None for a descriptor."""
-    if isinstance(path, int):
+def _absolute(path: Any, directory: int | None = None) -> str | None:
+    """A path as it is used here and now, a descriptor's too; None where that cannot be told."""
+    try:
+        if isinstance(path, int):
+            return os.readlink(f"/proc/self/fd/{path}")
+        base = os.getcwd() if directory is None else os.readlink(f"/proc/self/fd/{directory}")
+    except OSError:
         return None
-    place = os.path.join(os.getcwd(), os.fsdecode(path))
+    place = os.path.join(base, os.fsdecode(path))
     if os.pardir in place.split(os.sep):
         return os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
     return os.path.normpath(place)

@@ -159,6 +159,8 @@ class Worker:
         self._log.close()
 
     def _death(self) -> CompileError:
+        if not self.alive:
+            return CompileError("the build was interrupted")
         self.alive = False
         status = self._process.wait()
         hint = ""

@@ -198,6 +198,12 @@ def test_what_no_recipe_can_promise(derive: Deriver, body: str, why: str) -> Non
         "import numpy as np; return str(np.random.rand())",
         "import random; return str(random.Random(7).random())",
         "import tempfile\n    with tempfile.TemporaryFile() as f: return str(f.write(b'x'))",
+        (
+            "import os, tempfile\n"
+            "    with tempfile.TemporaryDirectory() as d:\n"
+            "        os.mkdir(d + '/a'); open(d + '/a/b', 'w').close()\n"
+            "        return open(d + '/a/b').read()"
+        ),
         "import logging; logging.getLogger('x').warning('told'); return ''",
         "import time; return str(time.gmtime(0).tm_year)",
         "import platform; return platform.machine()",

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CudaCompiler", "kernels_of"]
 
-_TREE_BYTES = 64 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class _State:
@@ -145,7 +143,8 @@ def kernels_of(
 
 
 def _in_tree(job: Job, state: _State) -> Product:
-    with in_memory(job.scratch, _TREE_BYTES) as directory:
+    paths = [state.layout.disk_path(one.path) for one in state.closure.files]
+    with in_memory(job.scratch, sum(map(_size, paths))) as directory:
         tree = materialise(state.closure, state.layout, Disk(), directory)
         try:
             with tree.entered():
@@ -153,6 +152,13 @@ def _in_tree(job: Job, state: _State) -> Product:
         except CompileError as error:
             message = _where_it_lies(error.message, job, state.layout)
             raise CompileError(message, hint=error.hint) from error
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0  # it is gone, and the copy says so
 
 
 def _where_it_lies(text: str, job: Job, layout: Layout) -> str:

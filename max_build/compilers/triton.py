@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from max_build.compilers import Derivation, Job, Product
 from max_build.compilers.elf import check_cubin
 from max_build.compilers.entry import imported, told
 from max_build.compilers.triton_environment import neutral, relevant
+from max_build.compilers.triton_units import Special, problems, specials
 from max_build.errors import CompileError, ToolchainError
 from max_build.key import Components, digest
 from max_build.record import Kernel
@@ -35,43 +36,14 @@ __all__ = ["TritonCompiler"]
 # Triton compiles a plain number, and from 90 on for the architecture-specific set alone. Its LLVM
 # and ptxas lack the others: seen with Triton 3.8.
 _ARCHITECTURES = "75 80 86 87 89 90a 100a 103a 110a 120a 121a".split()
-_TYPE = re.compile(
-    r"(\*k?)?(i1|i8|i16|i32|i64|u1|u8|u16|u32|u64|fp16|bf16|fp32|fp64"
-    r"|fp8e4nv|fp8e4b8|fp8e4b15|fp8e5|fp8e5b16)(:16)?"
-)
-# Key of `options` → field of Triton's own options, and the type it has in TOML.
-_OPTIONS: Mapping[str, tuple[str, type]] = {
-    "debug": ("debug", bool),
-    "default-dot-input-precision": ("default_dot_input_precision", str),
-    "enable-fp-fusion": ("enable_fp_fusion", bool),
-    "enable-reflect-ftz": ("enable_reflect_ftz", bool),
-    "launch-cooperative-grid": ("launch_cooperative_grid", bool),
-    "lineinfo": ("", bool),
-    "maxnreg": ("maxnreg", int),
-    "num-ctas": ("num_ctas", int),
-    "ptx-options": ("ptx_options", str),
-    "ptx-version": ("ptx_version", int),
-    "sanitize-overflow": ("sanitize_overflow", bool),
-}
-_SPECIAL = ("constexprs", "num-stages", "num-warps", "options", "signature")
 _WARP = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Special:
-    """One specialisation as declared; `signature` and `constexprs` cover every argument."""
-
-    signature: dict[str, str]
-    constexprs: dict[str, Any]
-    options: dict[str, Any]
-    lineinfo: bool
 
 
 @dataclass(frozen=True, slots=True)
 class _Module:
     """One specialisation as derived: its TTIR, and Triton's options in full."""
 
-    special: _Special
+    special: Special
     text: str
     options: dict[str, Any]
 
@@ -92,39 +64,17 @@ class TritonCompiler:
 
     def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Check what can be checked without the kernel: types, options, numbers."""
-        declared = unit.declared
-        if not declared["entry"]:
-            yield "entry", "must be `package.module:kernel`; a Triton kernel has no `source`"
-        for name in ("names", "include-dirs", "keep-ptx"):
-            if declared[name]:
-                yield name, "is not for a Triton kernel"
-        yield from _problems("", declared)
-        for name, table in declared["specialisations"].items():
-            if not isinstance(table, dict):
-                yield f"specialisations.{name}", f"must be a table, got {table!r}"
-                continue
-            for key in sorted(table.keys() - set(_SPECIAL)):
-                known = ", ".join(f"`{one}`" for one in _SPECIAL)
-                yield f"specialisations.{name}.{key}", f"is unknown: there are {known}"
-            wrong = [
-                key
-                for key in ("constexprs", "options", "signature")
-                if not isinstance(table.get(key, {}), dict)
-            ]
-            for key in wrong:
-                yield f"specialisations.{name}.{key}", "must be a table"
-            if not wrong:
-                yield from _problems(f"specialisations.{name}.", table)
+        yield from problems(unit)
 
     def derive(self, job: Job) -> Derivation:
         """Run Triton's front end: one TTIR module for each specialisation."""
-        specials = _specials(job.unit)
+        declared = specials(job.unit)
         with _isolated(job):
             _check_version()
             modules: dict[str, _Module] = {}
             with imported(job) as entry:
                 kernel = _kernel(job, entry)
-                for name, special in specials.items():
+                for name, special in declared.items():
                     modules[name] = _lower(job, name, special, kernel)
             _refuse_hooks()
             environment, uncacheable = relevant(os.environ)
@@ -162,65 +112,6 @@ class TritonCompiler:
         if len(files) == 1:
             return Product(files={"cubin": files[0]}, kernels=kernels)
         return Product(files={"cubin": tuple(files)}, kernels=kernels)
-
-
-def _problems(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for argument, text in table.get("signature", {}).items():
-        if not isinstance(text, str) or not _TYPE.fullmatch(text):
-            yield (
-                f"{prefix}signature.{argument}",
-                f'must be a type such as "i32", "fp32", "*fp32" or "*fp32:16", got {text!r}',
-            )
-    for argument, value in table.get("constexprs", {}).items():
-        if not isinstance(value, bool | int | float | str):
-            yield f"{prefix}constexprs.{argument}", "must be a boolean, a number or a string"
-    for name, value in table.get("options", {}).items():
-        if name not in _OPTIONS:
-            known = ", ".join(f"`{one}`" for one in _OPTIONS)
-            yield f"{prefix}options.{name}", f"is unknown: there are {known}"
-        elif type(value) is not _OPTIONS[name][1]:
-            yield f"{prefix}options.{name}", f"must be of type {_OPTIONS[name][1].__name__}"
-    warps = table.get("num-warps", 4)
-    if type(warps) is not int or not 1 <= warps <= 32 or warps & (warps - 1):
-        yield f"{prefix}num-warps", f"must be a power of 2 from 1 to 32, got {warps!r}"
-    stages = table.get("num-stages", 3)
-    if type(stages) is not int or stages < 1:
-        yield f"{prefix}num-stages", f"must be a whole number of at least 1, got {stages!r}"
-
-
-def _specials(unit: Unit) -> dict[str, _Special]:
-    """The specialisations of a unit by name: one, named after the unit, where it declares none."""
-    declared = unit.declared
-    tables: dict[str, Any] = declared["specialisations"] or {unit.name: {}}
-    found: dict[str, _Special] = {}
-    for name, table in tables.items():
-        merged = {
-            key: {**declared[key], **table.get(key, {})}
-            for key in ("constexprs", "options", "signature")
-        }
-        options = {
-            _OPTIONS[key][0]: value for key, value in merged["options"].items() if _OPTIONS[key][0]
-        }
-        found[name] = _Special(
-            # What is made constant in one specialisation has a type in another.
-            signature={
-                argument: text
-                for argument, text in merged["signature"].items()
-                if argument not in table.get("constexprs", {})
-            },
-            constexprs={
-                argument: value
-                for argument, value in merged["constexprs"].items()
-                if argument not in table.get("signature", {})
-            },
-            options={
-                "num_warps": table.get("num-warps", declared["num-warps"]),
-                "num_stages": table.get("num-stages", declared["num-stages"]),
-                **options,
-            },
-            lineinfo=merged["options"].get("lineinfo", False),
-        )
-    return found
 
 
 @contextlib.contextmanager
@@ -303,7 +194,7 @@ def _ptxas(target: Target) -> str:
     return f"{found[1]} {found[2]}" if found else " ".join(text.split())
 
 
-def _lower(job: Job, name: str, special: _Special, kernel: Any) -> _Module:
+def _lower(job: Job, name: str, special: Special, kernel: Any) -> _Module:
     """One specialisation's TTIR, after the passes that Triton runs on it."""
     from triton._C.libtriton import ir
     from triton.compiler import ASTSource
@@ -344,12 +235,12 @@ def _lower(job: Job, name: str, special: _Special, kernel: Any) -> _Module:
     except Exception as error:
         raise _refusal(name, error) from error
     text = str(module) if special.lineinfo else module.str_nodebug()
-    ordered = _Special({one: special.signature[one] for one in arguments}, {}, {}, special.lineinfo)
+    ordered = Special({one: special.signature[one] for one in arguments}, {}, {}, special.lineinfo)
     return _Module(ordered, _relative(text, job), dict(vars(options)))
 
 
 def _check_arguments(
-    job: Job, name: str, special: _Special, names: list[str], arguments: list[str]
+    job: Job, name: str, special: Special, names: list[str], arguments: list[str]
 ) -> None:
     where = f"`{job.unit.declared['entry']}`, specialisation `{name}`"
     unknown = sorted((special.signature.keys() | special.constexprs.keys()) - set(names))
@@ -407,7 +298,9 @@ def _canonical(module: _Module) -> dict[str, str]:
         for field, value in module.options.items()
         if field != "extern_libs"  # Triton's own libdevice: part of its distribution
     }
-    return {**found, "lineinfo": str(module.special.lineinfo)}
+    # The record repeats the types as they are declared, where the IR may not tell them apart.
+    types = ", ".join(module.special.signature.values())
+    return {**found, "lineinfo": str(module.special.lineinfo), "signature": types}
 
 
 def _compile(job: Job, name: str, module: _Module) -> tuple[bytes, Kernel]:

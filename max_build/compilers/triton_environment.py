@@ -27,6 +27,8 @@ _NEUTRAL = re.compile(
     r"|MLIR_(DUMP_PATH|ENABLE_DIAGNOSTICS|ENABLE_DUMP|ENABLE_TIMING|ENABLE_REMARK)"
     r"|LLVM_(ENABLE_TIMING|IR_ENABLE_DUMP|\w*SYMBOLIZ\w+)|NVPTX_ENABLE_DUMP|AMDGCN_\w+|USE_IR_LOC"
 )
+# What only sets the default of an option, which is in the key with the value it came to.
+_OPTIONS = ("TRITON_DEFAULT_FP_FUSION",)
 _FILES = ("TRITON_LIBDEVICE_PATH", "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_PTXAS_PATH")
 _FOREIGN = ("TRITON_KERNEL_OVERRIDE", "TRITON_PLUGIN_PATHS", "TRITON_PASS_PLUGIN_PATH")
 # As Triton's own reader of switches: anything that is not one of these is false.
@@ -49,7 +51,7 @@ def relevant(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     uncacheable = ""
     switches = _switches()
     for name, value in sorted(environ.items()):
-        if not _READ.fullmatch(name) or neutral(name):
+        if not _READ.fullmatch(name) or neutral(name) or name in _OPTIONS:
             continue
         lower = value.strip().lower()
         if name in _FOREIGN and lower not in _FALSE:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import BinaryIO, NoReturn, Self
 
 import msgspec
 
@@ -116,7 +116,7 @@ class Cache:
             return self.local.file(blob)
         except StoreError as error:
             self._note("local", error)
-            if not any(self._fetch(tier, blob) for tier in self.outer):
+            if all(self._fetch(tier, blob) for tier in self.outer):
                 raise
         return self.local.file(blob)
 
@@ -161,7 +161,7 @@ class Cache:
                 if error.kind != "missing":
                     self._note("local", error)
                 # The same bytes may lie farther out; whoever has them, the digest decides.
-                source = next((t for t in self.outer if self._fetch(t, blob)), None)
+                source = next((t for t in self.outer if not self._fetch(t, blob)), None)
                 if source is None:
                     reason = "dangling" if error.kind == "missing" else "damaged"
                     raise _NoGoodError(Miss(reason, error.message)) from error
@@ -181,13 +181,18 @@ class Cache:
                 return None
             record = self._believe(tier, key, data)
             for blob in record.blobs:
-                there = self._fetch(tier, blob) if fetch else tier.has_blob(blob.digest)
-                if not there:
-                    if fetch and tier.open:
-                        tier.spurn("ac", key)
-                    text = f"{tier.label} cache, key {key[:12]}: no blob {blob.digest[:12]}"
-                    raise _NoGoodError(Miss("dangling", text))
+                if fetch:
+                    reason = self._fetch(tier, blob)
+                else:
+                    reason = "" if tier.has_blob(blob.digest) else "dangling"
+                if reason:
+                    text = f"{tier.label} cache, key {key[:12]}: blob {blob.digest[:12]}: {reason}"
+                    if reason != "fault":
+                        tier.doubt("ac", key)
+                    raise _NoGoodError(Miss(reason, text))
         except StoreError as error:
+            if error.kind == "corrupt":
+                self._damaged_outside(tier, key, error)
             raise _NoGoodError(Miss("fault", error.message)) from error
         if fetch:
             self.local.put_entry(key, data)
@@ -202,10 +207,7 @@ class Cache:
             sealed = unseal(data)
             record = decode(sealed.payload, key)
         except ValueError as error:
-            fault = StoreError(f"{tier.label} cache, key {key[:12]}: {error}", kind="corrupt")
-            self._note(tier.label, fault)
-            tier.spurn("ac", key)
-            raise _NoGoodError(Miss("damaged", fault.message)) from error
+            self._damaged_outside(tier, key, error)
         self._check_trust(tier, key, sealed)
         return record
 
@@ -219,22 +221,28 @@ class Cache:
                 raise _NoGoodError(Miss(reason, text))
             self._note(tier.label, StoreError(text, kind=reason))
 
-    def _fetch(self, tier: Tier, blob: Blob) -> bool:
-        """Bring a blob into the local tier; False if this tier cannot give it."""
+    def _damaged_outside(self, tier: Tier, key: str, error: Exception) -> NoReturn:
+        fault = StoreError(f"{tier.label} cache, key {key[:12]}: {error}", kind="corrupt")
+        self._note(tier.label, fault)
+        tier.spurn("ac", key)
+        raise _NoGoodError(Miss("damaged", fault.message)) from error
+
+    def _fetch(self, tier: Tier, blob: Blob) -> str:
+        """Bring a blob into the local tier; the reason if this tier cannot give it."""
         if not tier.open:
-            return False
+            return "fault"
         with contextlib.suppress(StoreError):
             self.local.file(blob)
-            return True
+            return ""
         try:
             self.local.keep(blob, lambda sink: tier.pour(blob, sink))
         except StoreError as error:
             if error.kind == "corrupt":
                 self._note(tier.label, error)
                 tier.spurn("cas", blob.digest)
-            return False
+            return {"corrupt": "damaged", "missing": "dangling"}.get(error.kind, "fault")
         self.stats.moved(tier.label, received=blob.size)
-        return True
+        return ""
 
     # --- publish
 
@@ -364,7 +372,12 @@ class Cache:
 
     def _good(self, tier: Tier, key: str) -> bool:
         """Whether the entry that an outer tier has would be a hit."""
-        standing = tier.entry(key)
+        try:
+            standing = tier.entry(key)
+        except StoreError as error:
+            if error.kind == "corrupt":
+                return False
+            raise
         if standing is None:
             return False
         try:
@@ -535,7 +548,8 @@ class Cache:
     def _damaged_locally(self, key: str, error: Exception) -> None:
         kind = error.kind if isinstance(error, StoreError) else "corrupt"
         self._note("local", StoreError(f"local cache, key {key[:12]}: {error}", kind=kind))
-        self.local.discard_entry(key)
+        if kind == "corrupt":
+            self.local.discard_entry(key)
 
 
 def _pour(content: Path | bytes, sink: Sink) -> None:

@@ -83,14 +83,17 @@ class Tier:
         Raises
         ------
         StoreError
-            If the tier failed at it; it has been noted, here and in the methods below.
+            If the tier failed at it; it has been noted, here and in the methods below, unless
+            its kind is `corrupt`.
         """
         return self._call(lambda: self.store.get_entry(key))
 
     def put_entry(self, key: str, data: bytes, *, replace: bool) -> bool:
         """Store an entry; False if another one stands there and is not known to be bad."""
         replace = replace or ("ac", key) in self._suspect
-        return self._call(lambda: self.store.put_entry(key, data, replace=replace))
+        stored = self._call(lambda: self.store.put_entry(key, data, replace=replace))
+        self._suspect.discard(("ac", key))
+        return stored
 
     def has_blob(self, digest: str) -> bool:
         """Whether the tier has a blob, and nobody found it damaged."""
@@ -129,9 +132,13 @@ class Tier:
         with shared_lease(self.store, key, expiry=expiry, limit=limit, guard=self._call) as waited:
             yield waited
 
-    def spurn(self, kind: Kind, name: str) -> None:
-        """Note that an entry or blob is no good, so that it is replaced; remove it if we may."""
+    def doubt(self, kind: Kind, name: str) -> None:
+        """Note that an entry or blob is no good, so that it is replaced by the next."""
         self._suspect.add((kind, name))
+
+    def spurn(self, kind: Kind, name: str) -> None:
+        """The same, and get it out of the way now if we may."""
+        self.doubt(kind, name)
         if self.writable:
             with contextlib.suppress(StoreError):
                 self._call(lambda: self.store.discard(kind, name))
@@ -177,7 +184,8 @@ class Tier:
                 self._failures += 1
                 self._lost += seconds
             closed = not self.open
-        self._note(self.label, error)
+        if error.kind != "corrupt":  # which is for the reader to tell, who knows what was read
+            self._note(self.label, error)
         if closed:
             message = f"{self.label} cache failed too often and is left out from here on"
             self._note(self.label, StoreError(message, kind="closed"))

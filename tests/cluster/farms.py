@@ -23,6 +23,7 @@ class Farm:
     folder: Path
     address: str
     environment: Mapping[str, str]
+    scheduler: subprocess.Popen[bytes]
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def worker(
@@ -80,7 +81,7 @@ def farm(folder: Path, *options: str, **variables: str) -> Iterator[Farm]:
     )
     made: Farm | None = None
     try:
-        made = Farm(folder, _address(told, scheduler, folder), environment)
+        made = Farm(folder, _address(told, scheduler, folder), environment, scheduler)
         yield made
     finally:
         for process in (*(made.workers.values() if made else ()), scheduler):

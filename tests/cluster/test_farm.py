@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -59,10 +61,25 @@ def team(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[farms.Farm]:
+@pytest.fixture(autouse=True)
+def _looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "_LOOK", 0.3)
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> Iterator[farms.Farm]:
+    """A farm to break."""
     with farms.farm(tmp_path / "farm") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[farms.Farm]:
+    """Two workers that are left alone."""
+    with farms.farm(tmp_path_factory.mktemp("farm")) as found:
+        found.worker("one")
+        found.worker("two")
+        waiting(found, 2)
         yield found
 
 
@@ -106,14 +123,11 @@ def waiting(farm: farms.Farm, count: int) -> None:
 
 
 def test_misses_compile_on_the_farm_and_come_through_the_shared_cache(
-    farm: farms.Farm, tmp_path: Path, team: Path
+    standing: farms.Farm, tmp_path: Path, team: Path
 ) -> None:
-    farm.worker("one")
-    farm.worker("two")
-    waiting(farm, 2)
     units = {f"k{n}": SAXPY.replace("a * x", f"{n} + a * x") for n in range(6)}
     root = kernels(tmp_path / "repo", team, units)
-    result, warnings, told = built(settings_of(root, farm.address))
+    result, warnings, told = built(settings_of(root, standing.address))
     assert warnings == []
     assert [one.state for one in result.outcomes] == ["compiled"] * 6
     assert {one.where.partition(" ")[2] for one in result.outcomes} == {"(one)", "(two)"}
@@ -136,7 +150,7 @@ def test_misses_compile_on_the_farm_and_come_through_the_shared_cache(
 
     # a changed unit alone goes there again, and is told by what this machine knows
     (root / "k3.cu").write_text(SAXPY.replace("a * x", "7 - a * x"))
-    again, _, _ = built(settings_of(root, farm.address))
+    again, _, _ = built(settings_of(root, standing.address))
     assert [one.state for one in again.outcomes].count("compiled") == 1
     assert again.outcomes[3].reason == "`source` changed"
 
@@ -157,7 +171,7 @@ def test_a_worker_killed_in_a_compile_loses_nothing(
     farm.worker("one")
     farm.worker("two")
     waiting(farm, 2)
-    units = {f"k{n}": SLOW.replace("DEPTH", str(90 + n)) for n in range(4)}
+    units = {f"k{n}": SLOW.replace("DEPTH", str(70 + n)) for n in range(4)}
     settings = settings_of(kernels(tmp_path / "repo", team, units), farm.address, lease=2.0)
     found: list[Build] = []
     thread = threading.Thread(target=lambda: found.append(built(settings)[0]))
@@ -175,6 +189,7 @@ def test_a_worker_killed_in_a_compile_loses_nothing(
     assert not list(team.glob("tmp/*")), "a killed writer's file would be a later gc's"
 
 
+@pytest.mark.slow
 def test_without_any_worker_left_the_rest_is_compiled_here(
     farm: farms.Farm, tmp_path: Path, team: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,16 +209,57 @@ def test_without_any_worker_left_the_rest_is_compiled_here(
     assert any("no worker of the farm can compile with `cuda` any more" in one for one in warnings)
 
 
-def test_what_the_farm_cannot_see_is_compiled_here_and_said(
+@pytest.mark.slow
+def test_a_scheduler_that_dies_leaves_the_rest_to_this_machine(
     farm: farms.Farm, tmp_path: Path, team: Path
 ) -> None:
     farm.worker("one")
     waiting(farm, 1)
+    units = {f"k{n}": SLOW.replace("DEPTH", str(60 + n)) for n in range(3)}
+    settings = settings_of(kernels(tmp_path / "repo", team, units), farm.address, lease=2.0)
+    found: list[tuple[Build, list[str], list[Event]]] = []
+    thread = threading.Thread(target=lambda: found.append(built(settings)))
+    thread.start()
+    farm.compiling()
+    farm.scheduler.kill()
+    thread.join(timeout=240)
+    ((result, warnings, _),) = found
+    assert {one.state for one in result.outcomes} <= {"compiled", "cached"}
+    assert result.outcomes[-1].where == ""
+    assert any("the farm" in one for one in warnings)
+
+
+@pytest.mark.slow
+def test_an_interrupted_build_ends_at_once(farm: farms.Farm, tmp_path: Path, team: Path) -> None:
+    farm.worker("one")
+    waiting(farm, 1)
+    units = {f"k{n}": SLOW.replace("DEPTH", str(150 + n)) for n in range(3)}
+    root = kernels(tmp_path / "repo", team, units)
+    code = "import sys; from max_build.cli import main; sys.exit(main())"
+    address = farm.address.replace("tcp", "dask")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "build", "--executor", address],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    farm.compiling()
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=15)
+    assert process.returncode == 130, said
+    assert "interrupted" in said
+    assert "Traceback" not in said
+
+
+def test_what_the_farm_cannot_see_is_compiled_here_and_said(
+    standing: farms.Farm, tmp_path: Path, team: Path
+) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "scale.cuh").write_text("#define SCALE 2.0f\n")
     source = '#include <scale.cuh>\nextern "C" __global__ void k(float* x) { x[0] *= SCALE; }\n'
     root = kernels(tmp_path / "repo", team, {"k": source}, 'include-dirs = ["../outside"]')
-    result, warnings, _ = built(settings_of(root, farm.address))
+    result, warnings, _ = built(settings_of(root, standing.address))
     (outcome,) = result.outcomes
     assert (outcome.state, outcome.where) == ("compiled", "")
     (warning,) = warnings
@@ -212,12 +268,10 @@ def test_what_the_farm_cannot_see_is_compiled_here_and_said(
 
 
 def test_a_unit_that_cannot_be_compiled_fails_as_it_does_here(
-    farm: farms.Farm, tmp_path: Path, team: Path
+    standing: farms.Farm, tmp_path: Path, team: Path
 ) -> None:
-    farm.worker("one")
-    waiting(farm, 1)
     root = kernels(tmp_path / "repo", team, {"k": "__global__ void k() { nonsense<3>; }\n"})
-    result, warnings, _ = built(settings_of(root, farm.address))
+    result, warnings, _ = built(settings_of(root, standing.address))
     (outcome,) = result.outcomes
     assert outcome.state == "failed"
     assert "nonsense" in str(outcome.error)
@@ -226,12 +280,10 @@ def test_a_unit_that_cannot_be_compiled_fails_as_it_does_here(
 
 
 def test_what_cannot_be_kept_goes_to_the_farm_once_at_most(
-    farm: farms.Farm, tmp_path: Path, team: Path
+    standing: farms.Farm, tmp_path: Path, team: Path
 ) -> None:
-    farm.worker("one")
-    waiting(farm, 1)
     source = 'extern "C" __global__ void k(char* x) { x[0] = __TIME__[0]; }\n'
-    settings = settings_of(kernels(tmp_path / "repo", team, {"k": source}), farm.address)
+    settings = settings_of(kernels(tmp_path / "repo", team, {"k": source}), standing.address)
     sent = []
     for _ in range(2):
         result, _, told = built(settings)
@@ -342,6 +394,7 @@ def test_a_task_of_another_version_or_without_sources_is_answered(
 # --- TLS
 
 
+@pytest.mark.slow
 def test_tls_comes_from_dasks_own_configuration(
     tmp_path: Path, team: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -378,16 +431,14 @@ def test_tls_comes_from_dasks_own_configuration(
 
 @pytest.mark.slow
 def test_a_graph_compiled_on_the_farm_is_not_even_derived_here(
-    farm: farms.Farm, tmp_path: Path, team: Path
+    standing: farms.Farm, tmp_path: Path, team: Path
 ) -> None:
-    farm.worker("one")
-    waiting(farm, 1)
     root = write_project(tmp_path / "toy")
     with (root / "pyproject.toml").open("a") as file:
         file.write(f'[tool.max-build.cache]\nshared = "{team}"\n')
-    result, warnings, told = built(settings_of(root, farm.address))
+    result, warnings, told = built(settings_of(root, standing.address))
     (outcome,) = result.outcomes
     assert warnings == []
     assert outcome.state == "compiled"
-    assert outcome.where.endswith("(one)")
+    assert outcome.where
     assert not any(event.what == "deriving" for event in told)

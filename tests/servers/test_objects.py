@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -188,3 +189,33 @@ def test_eight_machines_build_at_once(server, keys, tmp_path, request, s3_enviro
     assert len(counts) == keys // 2 * 9
     if server == "seaweed":  # the others cannot tell one machine that another compiles
         assert set(counts.values()) == {1}
+
+
+def test_a_server_that_never_answers_costs_three_seconds_and_no_exit(s3_environment, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        s3_environment(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        program = f"""
+import time
+from max_build.key import digest
+from max_build.store import CacheSettings, Hit, Miss, open_cache
+from max_build.testing.store import example
+started = time.monotonic()
+settings = CacheSettings(dir={str(tmp_path)!r}, remote="s3://team/x", remote_mode="read-write")
+with open_cache(settings) as cache:
+    for name in "abcd":
+        record = example(name, b"x")
+        assert isinstance(cache.lookup(record.key), Miss)
+        cache.publish(record, {{digest(b"x"): b"x"}})
+        assert isinstance(cache.lookup(record.key), Hit)
+print(time.monotonic() - started)
+"""
+        started = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert float(done.stdout) < 3 + 2
+        assert time.monotonic() - started < 3 + 7

@@ -121,7 +121,7 @@ def test_a_damaged_outer_blob_is_a_miss_that_heals(team, damage):
     with team.open("bob", remote="") as cache:
         found = cache.lookup(record.key)
         assert isinstance(found, Miss)
-        assert found.reason == "dangling"
+        assert found.reason == ("dangling" if damage == "gone" else "damaged")
         cache.publish(record, {digest(ARTIFACT): ARTIFACT})
     with team.open("carol", remote="") as cache:
         assert cache.lookup(record.key) == Hit(record, "shared")
@@ -369,6 +369,26 @@ def test_a_living_holder_is_waited_for(team):
         assert waited
     holder.join()
     assert order == ["held", "released", "next"]
+
+
+def test_no_entry_is_lost_because_a_tier_failed_for_a_moment(team):
+    record = team.publish("alice", remote="")
+    with team.open("bob", remote="") as cache:
+        (tier,) = cache.outer
+        real = tier.store.get_blob
+
+        def failing(digest, sink):
+            from max_build.errors import StoreError
+
+            message = "for a moment"
+            raise StoreError(message, kind="server")
+
+        tier.store.get_blob = failing
+        found = cache.lookup(record.key)
+        assert isinstance(found, Miss)
+        assert found.reason == "fault"
+        tier.store.get_blob = real
+        assert cache.lookup(record.key) == Hit(record, "shared")
 
 
 # --- a tier that is sick
