@@ -30,7 +30,6 @@ _SOURCES = (
     ".py",
     ".pyi",
     ".pyc",
-    ".so",
     ".mojo",
     ".cu",
     ".cuh",
@@ -387,7 +386,10 @@ class _Maker:
         return path
 
     def _in_site(self, place: str) -> bool:
-        return "-packages" + os.sep in place + os.sep
+        """Whether a place is an installer's: also in an environment inside the project's tree."""
+        base = max((one for one in self._own if place.startswith(one + os.sep)), key=len, default="")
+        parts = place[len(base) :].split(os.sep)
+        return "site-packages" in parts or "dist-packages" in parts
 
     def _of_python(self, place: str) -> bool:
         library = os.path.dirname(os.path.abspath(os.__file__))

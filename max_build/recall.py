@@ -56,7 +56,7 @@ class Recall:
 
         The newest recipe is tried first, the nearest tier first.
         """
-        lookup = self._lookup(unit, target)
+        lookup = self.lookup_key(unit, target)
         if not lookup:
             return ""
         tried: set[bytes] = set()
@@ -78,10 +78,10 @@ class Recall:
 
     def remember(self, unit: Unit, target: Target, recipe: Recipe) -> None:
         """Keep the recipe of a derivation that came to an artifact."""
-        if lookup := self._lookup(unit, target):
+        if lookup := self.lookup_key(unit, target):
             self._cache.add_recipe(lookup, encode(recipe))
 
-    def _lookup(self, unit: Unit, target: Target) -> str:
+    def lookup_key(self, unit: Unit, target: Target) -> str:
         """The key that the unit's recipes stand under; empty where its compiler knows none."""
         if unit.compiler not in self._ambient:
             self._ambient[unit.compiler] = self._ambient_of(unit.compiler)

@@ -344,7 +344,7 @@ class Tracer:
                 self._quietly(self._probe, finder.path, fullname.rpartition(".")[2])
                 places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
                 if place := next(filter(None, places), None):
-                    notes.located.setdefault(fullname, place)
+                    self._quietly(self._locate, fullname, place)
             return spec
 
         class Asked:
@@ -363,6 +363,11 @@ class Tracer:
 
     def _asked(self, fullname: str) -> None:
         self.notes.asked[fullname].add(_stack())
+
+    def _locate(self, fullname: str, place: str) -> None:
+        self.notes.located.setdefault(fullname, place)
+        if os.path.isfile(place):  # an extension module is read where no audit event tells
+            self._read(place, ())
 
     def _probe(self, directory: str, module: str) -> None:
         if directory not in self._roots and not self._is_own(directory):

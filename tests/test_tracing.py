@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import py_compile
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable
@@ -139,6 +140,32 @@ def test_a_distribution_that_the_project_imports(derive: Deriver, tmp_path: Path
     found = recipe(derive("import outer_lib\ndef build(target): return str(outer_lib.N)"))
     assert set(found.distributions) == {"toy-compiler", "outer-lib", "inner-lib"}
     assert found.imported == ("inner_lib", "outer_lib")
+
+
+def test_an_environment_inside_the_project_and_a_project_among_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "site-packages" / "my-packages" / "repo"
+    site = toy.install(root / ".venv" / "lib" / "site-packages", monkeypatch)
+    toy.write_distribution(site, "outer-lib", "2.0", {"outer_lib.py": "N = 1"})
+    toy.write_project(root, unit="import outer_lib\ndef build(target): return str(outer_lib.N)")
+    found = recipe(toy.derive(root))
+    assert set(found.files) == {"src/toy/__init__.py", "src/toy/unit.py"}
+    assert "outer-lib" in found.distributions
+
+
+def test_an_extension_module_of_the_project(derive: Deriver, tmp_path: Path) -> None:
+    from xxhash import _xxhash
+
+    library = Path(_xxhash.__file__)
+    package = tmp_path / "repo/src/toy"
+    package.mkdir(parents=True)
+    shutil.copy(library, package)
+    found = recipe(
+        derive("from toy import _xxhash\ndef build(target): return _xxhash.xxh32_hexdigest(b'')")
+    )
+    assert found.files[f"src/toy/{library.name}"] == digest(library.read_bytes())
+    assert found.modules["src/toy"]["_xxhash"] == (library.name,)
 
 
 def test_files_that_native_code_reads(derive: Deriver, tmp_path: Path) -> None:

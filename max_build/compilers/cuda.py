@@ -72,7 +72,7 @@ class CudaCompiler:
             for one in closure.files
         }
         components = Components(
-            compiler={"nvrtc": compiler.removeprefix("nvrtc ")},
+            compiler={"nvrtc": compiler.partition(" ")[2]},
             target=str(job.target),
             options={
                 **options.canonical(),

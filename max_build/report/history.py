@@ -109,7 +109,7 @@ def pasts(cache: Cache) -> tuple[Past, ...]:
 def last_of(cache: Cache, settings: Settings) -> Noted | None:
     """The last build of the project, by its directory, else by its name; None if none is noted."""
     known = pasts(cache)[::-1]
-    here = [past for past in known if past.root == settings.root]
+    here = [past for past in known if past.root == _text(settings.root)]
     named = [past for past in known if past.project and past.project == settings.project]
     for past in here or named:
         found = _in_full(cache, past)
@@ -176,7 +176,7 @@ def _keep(
         number=0,
         began=round(began, 3),
         project=settings.project,
-        root=settings.root,
+        root=_text(settings.root),
         mode=mode,
         seconds=round(result.seconds, 3),
         states=states,

@@ -1,20 +1,16 @@
 """`max-build run`: any MAX program through the cache, with no change to its code.
 
-`install` waits until the program imports MAX and then puts the cache under
+`site/max_build_run.py` waits until the program imports MAX and then puts the cache under
 `InferenceSession.compile` (see `session_cache`). A program that never does pays for one object in
 `sys.meta_path`.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from importlib import util
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from importlib.machinery import ModuleSpec
+from collections.abc import Mapping
 
 __all__ = ["HOST", "PROJECT", "SITE", "VERBOSE", "environment", "install"]
 
@@ -30,15 +26,12 @@ PROJECT = "MAX_BUILD_RUN_PROJECT"
 VERBOSE = "MAX_BUILD_RUN_VERBOSE"
 """Tell at the end of each process what was hit and what was compiled."""
 
-_MODULE = "max.engine.api"
-
 
 def install() -> None:
     """Put the cache under this process's `InferenceSession`s, now or when MAX is imported."""
-    if _MODULE in sys.modules:
-        _patch()
-    elif not any(isinstance(one, _Finder) for one in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if SITE not in sys.path:
+        sys.path.append(SITE)
+    importlib.import_module("max_build_run").install()
 
 
 def environment(
@@ -51,38 +44,3 @@ def environment(
         found["PYTHONPATH"] = os.pathsep.join(filter(None, (SITE, before)))
     wanted = {PROJECT: project, HOST: host, VERBOSE: "1" if verbose else ""}
     return found | {name: value for name, value in wanted.items() if value}
-
-
-def _patch() -> None:
-    try:
-        from max_build.runtime.session_cache import patch
-
-        patch()
-    except Exception as error:  # noqa: BLE001 - the program has to run as it does without us
-        print(f"max-build: graphs are not cached: {type(error).__name__}: {error}", file=sys.stderr)
-
-
-class _Finder:
-    """Finds one module for the import system, and acts as soon as it was executed."""
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002 - the protocol's
-        target: Any = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
-        """As `importlib.abc.MetaPathFinder`; the other finders do the finding."""
-        if fullname != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
-
-        def executed(module: Any) -> None:
-            execute(module)
-            _patch()
-
-        spec.loader.exec_module = executed  # type: ignore[method-assign]
-        return spec

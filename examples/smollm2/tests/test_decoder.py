@@ -136,9 +136,15 @@ def test_tokens_that_cannot_be_are_refused_and_change_nothing(
     np.testing.assert_array_equal(decoder.step([3575]), untouched.step([3575]))
 
 
-def test_the_graph_itself_refuses_a_step_without_tokens(model: Any) -> None:
+def test_the_graph_itself_refuses_what_does_not_fit(model: Any) -> None:
+    past = [np.empty((3, *MODEL.row), np.float32)] * MODEL.layers
     with pytest.raises(ValueError, match="a step takes at least one token"):
-        model(np.empty(0, np.int64), np.empty((0, *MODEL.row), np.float32))
+        model(np.empty(0, np.int64), *past)
+    with pytest.raises(ValueError, match="index 49152 is out of bounds"):
+        model(np.array([49152], np.int64), *past)
+    past[7] = past[7][:2]
+    with pytest.raises(ValueError, match="past"):
+        model(np.array([504], np.int64), *past)
 
 
 def test_it_knows_the_capital_of_france(model: Any) -> None:

@@ -3,30 +3,28 @@
 It stands in front of the environment's own `sitecustomize`, which it runs in its turn.
 """
 
+import os
+import sys
 
-def _install() -> None:
-    try:
-        from max_build.runtime import transparent
-    except ImportError:
-        return  # another environment's Python, without max-build: none of our business
-    transparent.install()
+import max_build_run  # type: ignore[import-not-found, unused-ignore]
 
 
 def _chain() -> None:
     """Run the module of this name that would have been found without this one."""
-    import os
-    import sys
-    from importlib import machinery, util
-
     here = os.path.dirname(os.path.abspath(__file__))
-    path = [one for one in sys.path if os.path.abspath(one) != here]
-    spec = machinery.PathFinder.find_spec("sitecustomize", path)
-    if spec is None or spec.loader is None:
-        return
-    module = util.module_from_spec(spec)
-    sys.modules["sitecustomize"] = module
-    spec.loader.exec_module(module)
+    before = sys.path[:]
+    sys.path[:] = [one for one in before if os.path.abspath(one) != here]
+    this = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", this)
+        # what it put on the path stays, in its place
+        sys.path[:0] = [one for one in before if os.path.abspath(one) == here]
 
 
-_install()
+max_build_run.install()
 _chain()

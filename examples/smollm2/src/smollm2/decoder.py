@@ -22,8 +22,8 @@ CHUNK = 256
 class Model(Protocol):
     """The compiled graph, as `max_build.load` returns it."""
 
-    def __call__(self, token_ids: Any, past: Any, /) -> Sequence[Any]:
-        """Run on int64 ids and the past; see `smollm2.graph.build`."""
+    def __call__(self, token_ids: Any, /, *past: Any) -> Sequence[Any]:
+        """Run on int64 ids and the past of each layer; see `smollm2.graph.build`."""
 
 
 class Decoder:
@@ -41,7 +41,7 @@ class Decoder:
         self._model = model
         self._length = 0
         # 46 KB a token. Pages that are not written yet take no memory.
-        self._past = np.empty((MODEL.context, *MODEL.row), np.float32)
+        self._past = np.empty((MODEL.layers, MODEL.context, *MODEL.row), np.float32)
 
     def __len__(self) -> int:
         """Tokens so far."""
@@ -63,8 +63,9 @@ class Decoder:
         length = self._length
         for start in range(0, len(new), CHUNK):
             chunk = new[start : start + CHUNK]
-            logits, rows = self._model(chunk, self._past[:length])
-            self._past[length : length + len(chunk)] = rows.to_numpy()
+            logits, *rows = self._model(chunk, *(past[:length] for past in self._past))
+            for past, row in zip(self._past, rows, strict=True):
+                past[length : length + len(chunk)] = row.to_numpy()
             length += len(chunk)
         self._length = length
         found: NDArray[np.float32] = logits.to_numpy()

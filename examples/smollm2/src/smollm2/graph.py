@@ -1,8 +1,8 @@
 """SmolLM2 as a MAX graph: a Llama decoder that goes on from the keys and values of earlier tokens.
 
-One graph serves the prompt and each token after it. What it remembers of earlier tokens goes in as
-a tensor, and what is to be remembered of the new ones comes out, so nothing is changed in place and
-no buffer inside the graph can be outgrown. Weights have the names of the GGUF file.
+One graph serves the prompt and each token after it. What each layer remembers of earlier tokens
+goes in as a tensor, and what it is to remember of the new ones comes out, so nothing is changed in
+place and no buffer inside the graph can be outgrown. Weights have the names of the GGUF file.
 """
 
 from __future__ import annotations
@@ -34,38 +34,37 @@ class Builder:
     device: DeviceRef
 
     def __call__(
-        self, graph: Graph, token_ids: TensorValue, past: TensorValue
-    ) -> tuple[TensorValue, TensorValue]:
-        """Logits after the last token, and what to remember of the tokens; see `build`."""
-        model, seq = self.model, token_ids.shape[0]
+        self, graph: Graph, token_ids: TensorValue, *past: TensorValue
+    ) -> tuple[TensorValue, ...]:
+        """Logits after the last token, and what each layer is to remember; see `build`."""
+        model = self.model
         embedding = self.weight("token_embd", model.vocabulary, model.hidden)
         layers = [
             [self.weight(f"blk.{n}.{part}", *shape) for part, shape in model.layer_weights.items()]
             for n in range(model.layers)
         ]
         x = ops.gather(embedding, token_ids, axis=0)
-        cos, sin, bias = self.positions(token_ids, past)
-        inputs = (x, past[:, 0], cos, sin, bias)
+        positions = self.positions(token_ids, past[0])
         # All layers are alike: the compiler sees one, with its weights as arguments.
-        layer = graph.add_subgraph(
-            "layer", input_types=[value.type for value in (*inputs, *layers[0])]
-        )
+        inputs = [x, past[0], *positions, *layers[0]]
+        layer = graph.add_subgraph("layer", input_types=[value.type for value in inputs])
         with layer:
             values = [value.tensor for value in layer.inputs]
-            weights = dict(zip(model.layer_weights, values[len(inputs) :], strict=True))
-            layer.output(*self.layer(*values[: len(inputs)], weights))
+            count = len(model.layer_weights)
+            weights = dict(zip(model.layer_weights, values[-count:], strict=True))
+            layer.output(*self.layer(*values[:-count], weights))
         rows = []
-        for n, each in enumerate(layers):
-            x, row = (v.tensor for v in ops.call(layer, x, past[:, n], cos, sin, bias, *each))
+        for mine, known in zip(layers, past, strict=True):
+            x, row = (v.tensor for v in ops.call(layer, x, known, *positions, *mine))
             rows.append(row)
         # Unlike a plain slice, which reads before the first row if there is none, a rebind is
         # checked at run time.
-        end = TensorValue(seq)
+        end = TensorValue(token_ids.shape[0])
         x = x[(slice(end - 1, end), "last"), :].rebind(
             (1, model.hidden), "a step takes at least one token"
         )
         logits = self.norm(x, self.weight("output_norm", model.hidden)) @ embedding.T
-        return logits.reshape((model.vocabulary,)), ops.stack(rows, axis=1)
+        return logits.reshape((model.vocabulary,)), *rows
 
     def positions(
         self, token_ids: TensorValue, past: TensorValue
@@ -99,12 +98,12 @@ class Builder:
         bias: TensorValue,
         weights: Mapping[str, TensorValue],
     ) -> tuple[TensorValue, TensorValue]:
-        """One decoder layer on `x` `[seq, hidden]` and its own part of the past.
+        """One decoder layer on `x` `[seq, hidden]` and what it knows of the past.
 
         Returns
         -------
         tuple
-            The new `x`, and the keys and values to remember, `[seq, 2, groups, head]`.
+            The new `x`, and the keys and values to remember: `[seq, 2, groups, head]`.
         """
         model, seq = self.model, x.shape[0]
         y = self.norm(x, weights["attn_norm"])
@@ -176,11 +175,11 @@ def build(target: object) -> Graph:
     Returns
     -------
     max.graph.Graph
-        Inputs: ids of the new tokens, int64 `[seq]`; keys and values of all tokens before them,
-        float32 `[past, layers, 2, groups, head]`, in order, `past` 0 at the start. Running it
-        fails if there is no new token, or one beyond the vocabulary.
-        Outputs: logits after the last new token, float32 `[vocabulary]`; keys and values of the
-        new tokens, float32 `[seq, layers, 2, groups, head]`, to be appended to the past.
+        Inputs: ids of the new tokens, int64 `[seq]`; for each layer, keys and values of all tokens
+        before them, float32 `[past, 2, groups, head]`, in order, `past` 0 at the start. Running
+        it fails if there is no new token, or one beyond the vocabulary.
+        Outputs: logits after the last new token, float32 `[vocabulary]`; for each layer, keys and
+        values of the new tokens, float32 `[seq, 2, groups, head]`, to be appended to the past.
 
     Raises
     ------
@@ -193,7 +192,7 @@ def build(target: object) -> Graph:
     device = DeviceRef.CPU()
     tokens = TensorType(DType.int64, ["seq"], device)
     past = TensorType(DType.float32, ["past", *MODEL.row], device)
-    with Graph("smollm2", input_types=[tokens, past]) as graph:
+    with Graph("smollm2", input_types=[tokens] + [past] * MODEL.layers) as graph:
         inputs = (value.tensor for value in graph.inputs)
         graph.output(*Builder(MODEL, device)(graph, *inputs))
     return graph

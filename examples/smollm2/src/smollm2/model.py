@@ -32,9 +32,9 @@ class SmolLM2:
         return self.hidden // self.heads
 
     @property
-    def row(self) -> tuple[int, int, int, int]:
-        """Shape of what is remembered of one token: keys and values of every layer and group."""
-        return (self.layers, 2, self.groups, self.head)
+    def row(self) -> tuple[int, int, int]:
+        """Shape of what a layer remembers of one token: keys and values of every group."""
+        return (2, self.groups, self.head)
 
     @property
     def layer_weights(self) -> dict[str, tuple[int, ...]]:
