@@ -121,10 +121,7 @@ def _compile(task: Task, host: str) -> Answer:
     if task.version != version():
         message = f"has max-build {version()}, was asked by {task.version}"
         raise ConfigError(message)
-    with (
-        tempfile.TemporaryDirectory(prefix="max-build-farm-", ignore_cleanup_errors=True) as root,
-        open_cache(_own_cache(task.settings.cache)) as cache,
-    ):
+    with open_cache(_own_cache(task.settings.cache)) as cache, _folder(cache) as root:
         check_cache(cache)
         unpack(cache.path(task.sources), Path(root))
         settings = msgspec.structs.replace(
@@ -146,6 +143,13 @@ def _compile(task: Task, host: str) -> Answer:
             hint=error.hint if error else "",
             warnings=tuple(cache.warnings),
         )
+
+
+def _folder(cache: Cache) -> tempfile.TemporaryDirectory[str]:
+    """A folder for the sources, where gc finds it if this process is killed."""
+    store = cache.local.store
+    place = store.folder("tmp") if store is not None and store.writable else None
+    return tempfile.TemporaryDirectory(prefix="farm-", dir=place, ignore_cleanup_errors=True)
 
 
 def _own_cache(asked: CacheSettings) -> CacheSettings:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import GRAPH, PYPROJECT, max_build, run, write_project
 from max_build.compilers import elf
+from support import GRAPH, PYPROJECT, max_build, run, write_project
 
 
 def outcomes(text: str) -> dict[str, str]:

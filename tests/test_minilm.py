@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, max_build, run
 from max_build.compilers import elf
+from support import ROOT, max_build, run
 
 EXAMPLE = ROOT / "examples" / "minilm"
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conftest import ROOT, max_build
 from max_build import load_settings, open_cache
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.errors import ToolchainError
@@ -28,6 +27,7 @@ from max_build.report.markup import Markup, element
 from max_build.report.page import page
 from max_build.report.units import clock, seconds
 from max_build.store.stats import Totals
+from support import ROOT, max_build
 
 SCREENSHOTS = ROOT / "build" / "screenshots"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, max_build, run
+from support import ROOT, max_build, run
 
 pytestmark = pytest.mark.slow
 

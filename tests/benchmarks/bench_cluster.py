@@ -24,9 +24,9 @@ sys.path[:0] = [str(TESTS), str(TESTS / "cluster")]
 from farms import Farm, farm  # noqa: E402
 from test_farm import SLOW, kernels, settings_of, waiting  # noqa: E402
 
-from conftest import GRAPH, write_project  # noqa: E402
 from max_build import open_cache  # noqa: E402
 from max_build.pipeline import build  # noqa: E402
+from support import GRAPH, write_project  # noqa: E402
 
 
 def project(root: Path, kind: str, count: int) -> Path:

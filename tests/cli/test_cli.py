@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import max_build, run
 from max_build.cli import COMMANDS, main, parser
+from support import max_build, run
 
 
 def test_every_command_is_in_the_help_with_what_it_does(

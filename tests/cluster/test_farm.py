@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from conftest import write_project
 from max_build import cluster, load_settings, open_cache
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.config import Settings
@@ -22,6 +21,7 @@ from max_build.errors import ConfigError, ToolchainError
 from max_build.farmhand import Answer, Task, compile_one
 from max_build.pipeline import Build, Event, build
 from max_build.record import Blob
+from support import write_project
 
 pytest.importorskip("distributed", reason="needs Dask (`max-build[cluster]`)")
 

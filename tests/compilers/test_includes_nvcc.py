@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
 from max_build.compilers.files import Disk
 from max_build.compilers.includes import Layout, resolve
+from support import ROOT
 
 NVCC = shutil.which("nvcc")
 HEADERS = [

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from conftest import GRAPH, PYPROJECT, write_project
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
 from max_build.key import changes, key_of
 from max_build.worker import Derive, Derived, Failed
 from max_build.workers import Worker
+from support import GRAPH, PYPROJECT, write_project
 
 Derivation = Callable[..., Derived]
 

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from conftest import PYPROJECT, ROOT, run, write_project
 from max_build.compilers.max_graph import DISTRIBUTIONS
+from support import PYPROJECT, ROOT, run, write_project
 
 PROGRAM = """
 import max_build, numpy

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import GRAPH, PYPROJECT, run, write_project
+from support import GRAPH, PYPROJECT, run, write_project
 
 
 def hatchling(project: Path, *arguments: str, **env: object) -> subprocess.CompletedProcess[str]:

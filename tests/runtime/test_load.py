@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import max_build
-from conftest import run
 from max_build.errors import LoadError, NotBuiltError, WeightsError
 from max_build.runtime.select import Machine, choose
 from max_build.weights.fingerprint import fingerprint
+from support import run
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 BIAS = np.array([10, 20, 30, 40], np.float32)
