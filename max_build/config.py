@@ -312,7 +312,7 @@ def _decode(
                 problems.append(f"`{path}.{name}` is unknown" + (f": {hint}" if hint else ""))
                 continue
             _read(field, value, f"{path}.{name}", values, problems)
-    flagged = {name for path, layer in layers if path == _FLAGS for name in layer}
+    flagged = {name for path, layer in layers if path.startswith(_FLAGS) for name in layer}
     for field in fields:
         if field.env and environ.get(field.env, "") != "" and field.name not in flagged:
             try:

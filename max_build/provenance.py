@@ -8,19 +8,17 @@ is the compiler's, whose adapter says what it takes from the machine (`Direct.am
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 from max_build import distributions, inotify
-from max_build.distributions import normalise
 from max_build.key import Components, key_of
+from max_build.owners import Owners, brings
 from max_build.recipe import Distribution, Recipe, broken
-from max_build.surroundings import Here, is_site, listing_of
+from max_build.surroundings import Here, listing_of
 from max_build.tracing import Stack, Tracer, content
 
 __all__ = ["recipe_of"]
@@ -39,7 +37,6 @@ _SOURCES = (
     ".toml",
     ".md",
 )
-_PINNED = re.compile(r"([A-Za-z0-9._-]+)\s*==\s*[^*;,\s]+\s*$")
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
 _ALWAYS = ("PYTHONOPTIMIZE",)
@@ -103,7 +100,7 @@ class _Maker:
         self._root = root
         self._own = (root, *python_path)
         self._temporary = (scratch, os.path.realpath(tempfile.gettempdir()), tempfile.gettempdir())
-        self._owners = _Owners(compiler)
+        self._owners = Owners(compiler)
         self._adapter = adapter
         self._reached: dict[str, str] = {}
 
@@ -364,7 +361,7 @@ class _Maker:
             identity = distributions.identity(name) or ""
             if identity.endswith("+unrecorded"):
                 _refuse(f"distribution `{name}` has no record of its files")
-            used[name] = Distribution(identity=identity, brings=_brings(name) if identity else ())
+            used[name] = Distribution(identity=identity, brings=brings(name) if identity else ())
         return used
 
     # --- places
@@ -387,7 +384,8 @@ class _Maker:
 
     def _in_site(self, place: str) -> bool:
         """Whether a place is an installer's: also in an environment inside the project's tree."""
-        base = max((one for one in self._own if place.startswith(one + os.sep)), key=len, default="")
+        around = (one for one in self._own if place.startswith(one + os.sep))
+        base = max(around, key=len, default="")
         parts = place[len(base) :].split(os.sep)
         return "site-packages" in parts or "dist-packages" in parts
 
@@ -403,76 +401,6 @@ class _Maker:
             return f"`{inside}`"
         owner = self._owners.of(file)
         return f"`{owner}`" if owner else f"`{file}`"
-
-
-class _Owners:
-    """Which distribution a file was installed by."""
-
-    def __init__(self, compiler: tuple[str, ...]) -> None:
-        self.compiler = frozenset(normalise(name) for name in compiler)
-        self._known: dict[str, str | None] = {}
-        self._files: dict[str, str] = {}
-        self._scanned: set[str] = set()
-        self._sites = tuple(one + os.sep for one in sys.path if one and is_site(one))
-        self._records: list[tuple[metadata.Distribution, str]] | None = None
-
-    def of(self, path: str) -> str | None:
-        """Normalised name of the distribution that lists a file, or a file in that directory."""
-        if path not in self._known:
-            self._known[path] = self._find(path)
-        return self._known[path]
-
-    def of_tree(self, path: str) -> str | None:
-        """The distribution that brought the files of a directory, or a file."""
-        for folder, _, names in os.walk(path):
-            for name in names:
-                return self.of(os.path.join(folder, name))
-        return self.of(path)
-
-    def _find(self, path: str) -> str | None:
-        site = next((one for one in self._sites if path.startswith(one)), None)
-        if site is None:
-            return None
-        likely = (part.partition(".")[0] for part in path[len(site) :].split(os.sep))
-        for name in dict.fromkeys((*sorted(self.compiler), *map(normalise, likely))):
-            self._scan(name)
-            if path in self._files:
-                return self._files[path]
-        if self._records is None:
-            self._records = [
-                (one, one.read_text("RECORD") or "") for one in metadata.distributions()
-            ]
-        inside = path[len(site) :]
-        for one, text in self._records:
-            if f"{inside}," in text or f"{inside}{os.sep}" in text:
-                self._scan(normalise(one.name))
-        if path in self._files:
-            return self._files[path]
-        below = path + os.sep
-        return next((self._files[one] for one in self._files if one.startswith(below)), None)
-
-    def _scan(self, name: str) -> None:
-        if not name or name in self._scanned:
-            return
-        self._scanned.add(name)
-        try:
-            found = metadata.distribution(name)
-        except (metadata.PackageNotFoundError, ValueError):
-            return
-        base = str(found.locate_file(""))
-        for line in (found.read_text("RECORD") or "").splitlines():
-            path = os.path.join(base, line.split(",", 1)[0])
-            self._files[os.path.normpath(path) if os.pardir in path else path] = normalise(name)
-
-
-def _brings(name: str) -> tuple[str, ...]:
-    """The distributions that one requires in exactly one version."""
-    found = (
-        _PINNED.match(text.partition(";")[0].strip())
-        for text in metadata.requires(name) or ()
-        if ";" not in text
-    )
-    return tuple(sorted({normalise(one[1]) for one in found if one}))
 
 
 def _source(place: str) -> str:

@@ -23,6 +23,7 @@ __all__ = ["Recall"]
 _DECIDES = (
     "distributions",
     "key",
+    "owners",
     "provenance",
     "recipe",
     "recorder",

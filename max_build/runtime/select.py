@@ -10,7 +10,7 @@ from max_build.errors import LoadError
 from max_build.record import Record
 from max_build.target import Target
 
-__all__ = ["Choice", "Machine", "choose", "this_machine"]
+__all__ = ["Choice", "Machine", "choose", "this_machine", "why_not"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def choose(
     for ordinal in ordinals:
         fitting: list[Target] = []
         for name, record in records.items():
-            reason = _reason(Target(name), record, machine, ordinal)
+            code, host = Target(record.arch or name), record.components.host
+            reason = why_not(code, machine, ordinal, host=host)
             if reason:
                 rejected[name] = reason
             else:
@@ -94,11 +95,17 @@ def _ordinals(device: str, machine: Machine) -> tuple[int | None, ...]:
     return (ordinal,)
 
 
-def _reason(target: Target, record: Record, machine: Machine, ordinal: int | None) -> str:
-    """Why it cannot run there; empty when it can."""
+def why_not(target: Target, machine: Machine, ordinal: int | None, *, host: str = "") -> str:
+    """Why code for `target` cannot run on a GPU, or the CPU (None); empty when it can.
+
+    Parameters
+    ----------
+    host
+        Baseline of the host code that comes with it.
+    """
     from max_build.runtime.host import missing_features
 
-    if record.components.host and (lacking := missing_features(record.components.host)):
+    if host and (lacking := missing_features(host)):
         return lacking
     if target.is_cpu:
         return "" if ordinal is None else "it is for the CPU"
@@ -111,7 +118,7 @@ def _reason(target: Target, record: Record, machine: Machine, ordinal: int | Non
         return "it needs an NVIDIA GPU"
     from max_build.runtime import rules
 
-    verdict = rules.can_run(record.arch or target.name, machine.cuda[ordinal])
+    verdict = rules.can_run(target.name, machine.cuda[ordinal])
     return "" if isinstance(verdict, rules.Accepted) else verdict.reason
 
 

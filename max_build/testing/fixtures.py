@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +13,14 @@ import msgspec
 from max_build.config import load_settings
 from max_build.errors import LoadError, NotBuiltError
 from max_build.manifest import WeightRules
-from max_build.pipeline import Mode, build
+from max_build.pipeline import Mode, State, build
 from max_build.record import Record
 from max_build.runtime.graph import Model
 from max_build.store import open_cache
+from max_build.target import Target
 
 if TYPE_CHECKING:
+    from max_build.runtime.kernels import Kernels
     from max_build.runtime.load import WeightFiles
 
 __all__ = ["Artifact", "Artifacts"]
@@ -54,11 +58,24 @@ class Artifacts:
         The project's directory.
     compile_misses
         Compile what no tier holds; otherwise that is an error which names the build command.
+    cache_dir
+        The cache's local directory, in place of the project's or the user's.
+    told
+        Called with the state of each unit that was looked up, and the seconds it took.
     """
 
-    def __init__(self, project: str | Path, *, compile_misses: bool) -> None:
+    def __init__(
+        self,
+        project: str | Path,
+        *,
+        compile_misses: bool,
+        cache_dir: str = "",
+        told: Callable[[State, float], None] = lambda _state, _seconds: None,
+    ) -> None:
         self._project = Path(project)
-        self._settings = load_settings(self._project)
+        flags = {"cache": {"dir": os.path.abspath(cache_dir)}} if cache_dir else None
+        self._settings = load_settings(self._project, flags=flags)
+        self._told = told
         self._cache = open_cache(self._settings.cache)
         self._compile = compile_misses
         self._found: dict[tuple[str, str], Artifact] = {}
@@ -108,6 +125,31 @@ class Artifacts:
         choice = choose(unit, {target: artifact.record}, this_machine(), device)
         return bring_up(unit, choice, artifact.files["mef"], rules, (self._project,))
 
+    def kernels(self, unit: str, target: str) -> Kernels:
+        """The kernels of a module, by their source-level names.
+
+        On a machine without that device all but the launch works.
+
+        Raises
+        ------
+        LoadError
+            If the unit is a graph, or the device of this machine is another one.
+        """
+        from max_build.runtime.kernels import Kernels
+        from max_build.runtime.select import Choice, choose, this_machine
+
+        artifact = self.artifact(unit, target)
+        if "cubin" not in artifact.files:
+            message = f"`{unit}` is a graph, not a kernel module"
+            raise LoadError(message)
+        machine = this_machine()
+        choice = (
+            choose(unit, {target: artifact.record}, machine, "gpu")
+            if machine.gpus
+            else Choice(Target(target), artifact.record, 0)
+        )
+        return Kernels(unit, choice, "cubin", artifact.blobs)
+
     def close(self) -> None:
         """Close the cache."""
         self._cache.close()
@@ -117,6 +159,7 @@ class Artifacts:
         mode: Mode = "build" if self._compile else "require-hit"
         result = build(settings, self._cache, mode=mode)
         (outcome,) = result.outcomes
+        self._told(outcome.state, outcome.seconds)
         if outcome.error is not None:
             raise outcome.error
         if outcome.record is None:

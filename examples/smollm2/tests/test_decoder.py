@@ -88,13 +88,19 @@ def test_however_a_sequence_is_cut_the_logits_agree(
     assert len(decoder) == end
 
 
-def test_a_prompt_of_several_chunks_agrees_with_the_reference(
-    model: Any, reference: Logits, encode: Callable[[str], list[int]]
+@pytest.mark.parametrize("first", [CHUNK + 45, CHUNK - 6])
+def test_a_long_sequence_agrees_with_the_reference(
+    model: Any, reference: Logits, encode: Callable[[str], list[int]], first: int
 ) -> None:
+    """At once, in several chunks; and in two steps, where what is kept has to move."""
     token_ids = encode("Count: " + " ".join(map(str, range(300))))[: CHUNK + 45]
-    assert len(token_ids) == CHUNK + 45
-    logits = Decoder(model).step(token_ids)
-    np.testing.assert_allclose(logits, reference(token_ids)[-1], rtol=0, atol=TOLERANCE)
+    expected = reference(token_ids)
+    decoder = Decoder(model)
+    for part, last in ((token_ids[:first], first), (token_ids[first:], len(token_ids))):
+        if part:
+            logits = decoder.step(part)
+            np.testing.assert_allclose(logits, expected[last - 1], rtol=0, atol=TOLERANCE)
+    assert len(decoder) == CHUNK + 45
 
 
 def test_sequences_of_one_model_do_not_meet(model: Any) -> None:

@@ -40,8 +40,7 @@ class Decoder:
 
         self._model = model
         self._length = 0
-        # 46 KB a token. Pages that are not written yet take no memory.
-        self._past = np.empty((MODEL.layers, MODEL.context, *MODEL.row), np.float32)
+        self._past = np.empty((MODEL.layers, 0, *MODEL.row), np.float32)
 
     def __len__(self) -> int:
         """Tokens so far."""
@@ -60,6 +59,7 @@ class Decoder:
 
         new = np.array(token_ids, np.int64)
         self._check(new)
+        self._reserve(self._length + len(new))
         length = self._length
         for start in range(0, len(new), CHUNK):
             chunk = new[start : start + CHUNK]
@@ -85,6 +85,17 @@ class Decoder:
             if self._length == MODEL.context:
                 return
             new = [token]
+
+    def _reserve(self, length: int) -> None:
+        """Make room for `length` tokens of 46 KB; by doubling, so that little is copied."""
+        import numpy as np
+
+        room = self._past.shape[1]
+        if length > room:
+            room = min(max(length, 2 * room, CHUNK), MODEL.context)
+            past = np.empty((MODEL.layers, room, *MODEL.row), np.float32)
+            past[:, : self._length] = self._past[:, : self._length]
+            self._past = past
 
     def _check(self, new: NDArray[np.int64]) -> None:
         if new.ndim != 1 or not new.size:
