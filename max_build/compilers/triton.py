@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from max_build import distributions
 from max_build.compilers import Derivation, Job, Product
 from max_build.compilers.elf import check_cubin
 from max_build.compilers.entry import imported, told
-from max_build.compilers.triton_environment import neutral, relevant
+from max_build.compilers.triton_environment import ambient, neutral, relevant
 from max_build.compilers.triton_units import Special, problems, specials
 from max_build.errors import CompileError, ToolchainError
 from max_build.key import Components, digest
@@ -60,11 +60,17 @@ class TritonCompiler:
     name = "triton"
     accepts: tuple[Target, ...] = tuple(Target(f"sm_{one}") for one in _ARCHITECTURES)
     runs_user_code = True
-    one_job_per_process = False
+    # What one unit's code imports, patches or reads must not show in the next one's key or recipe.
+    one_job_per_process = True
+    distributions = ("triton",)
 
     def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Check what can be checked without the kernel: types, options, numbers."""
         yield from problems(unit)
+
+    def ambient(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables that reach Triton, which is not imported; its ptxas is one of its files."""
+        return ambient(environ)
 
     def derive(self, job: Job) -> Derivation:
         """Run Triton's front end: one TTIR module for each specialisation."""
@@ -80,11 +86,11 @@ class TritonCompiler:
             environment, uncacheable = relevant(os.environ)
             state = _State(modules, dict(os.environ))
             ptxas = _ptxas(job.target)
-        compiler = distributions.identities(("triton",))
+        compiler = distributions.identities(self.distributions)
         if "+unrecorded" in compiler.get("triton", "+unrecorded"):
             uncacheable = uncacheable or "Triton was not installed from a wheel"
         components = Components(
-            compiler={**compiler, "ptxas": ptxas},
+            compiler={**compiler, **ptxas},
             target=str(job.target),
             options={
                 f"{name}.{field}": value
@@ -187,11 +193,19 @@ def _backend(target: Target) -> Any:
     return make_backend(GPUTarget("cuda", 10 * major + minor, _WARP))
 
 
-def _ptxas(target: Target) -> str:
-    """Full version and build of the ptxas that Triton runs for a target: `V12.9.86 …36037853_0`."""
+def _ptxas(target: Target) -> dict[str, str]:
+    """Version and build of a ptxas that is not Triton's own; of that one, RECORD has the digest.
+
+    With it in the key there is no recipe: only a run of the tool tells what it is.
+    """
+    triton = _triton()
+    nvidia, own = triton.knobs.nvidia, os.path.dirname(os.path.abspath(triton.__file__)) + os.sep
+    tools = [getattr(nvidia, one) for one in ("ptxas", "ptxas_blackwell") if hasattr(nvidia, one)]
+    if all(os.path.abspath(tool.path).startswith(own) for tool in tools):
+        return {}
     text: str = _backend(target).hash()
     found = re.search(r"\b(V[\d.]+)\s+Build (\S+)", text)
-    return f"{found[1]} {found[2]}" if found else " ".join(text.split())
+    return {"ptxas": f"{found[1]} {found[2]}" if found else " ".join(text.split())}
 
 
 def _lower(job: Job, name: str, special: Special, kernel: Any) -> _Module:

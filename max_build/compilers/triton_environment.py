@@ -9,7 +9,7 @@ from pathlib import Path
 
 from max_build.key import digest
 
-__all__ = ["neutral", "relevant"]
+__all__ = ["ambient", "neutral", "relevant"]
 
 _READ = re.compile(
     r"(TRITON|MLIR|LLVM|NVPTX|PTXAS|AMDGCN)_\w+"
@@ -39,6 +39,22 @@ _FALSE = ("", "0", "false", "n", "no", "off")
 def neutral(name: str) -> bool:
     """Whether a variable cannot change the code, or must not be allowed to."""
     return _NEUTRAL.fullmatch(name) is not None
+
+
+def ambient(environ: Mapping[str, str]) -> dict[str, str]:
+    """Every variable that could count, as it is: without Triton nobody knows the defaults.
+
+    So a variable that is set to its default asks for a derivation, which finds the same key.
+    """
+    found = {
+        name: value
+        for name, value in environ.items()
+        if _READ.fullmatch(name) and not neutral(name)
+    }
+    for name in found.keys() & set(_FILES):
+        with contextlib.suppress(OSError):
+            found[name] = digest(Path(found[name]).read_bytes())
+    return found
 
 
 def relevant(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:

@@ -1,9 +1,10 @@
 """What a second worker brings: the same misses on a farm of one and of two Dask workers.
 
-    python tests/benchmarks/bench_cluster.py [--units 8] [--kind cuda|max] [--rounds 3]
+    python tests/benchmarks/bench_cluster.py [--units 8] [--kind cuda|max] [--rounds 3] [--pin]
 
-Prints the wall time of each and their ratio, which two idle CPUs per worker would bring to 0.5,
-beside the load average: on a machine with as many CPUs as workers everything else counts too.
+Prints the wall time of each and their ratio beside the load average. Two workers on one machine
+share its CPUs, and a MAX compile uses 1.25 of them; with `--pin`, worker n has CPU n to itself, as
+if each were a machine of its own.
 """
 
 from __future__ import annotations
@@ -47,12 +48,14 @@ def project(root: Path, kind: str, count: int) -> Path:
     return repo
 
 
-def once(base: Path, kind: str, count: int, workers: int) -> float:
+def once(base: Path, kind: str, count: int, workers: int, *, pin: bool) -> float:
     """Seconds of one build in which everything misses."""
     root = project(base, kind, count)
     with farm(base / "farm") as found:
         for n in range(workers):
-            found.worker(f"w{n}")
+            process = found.worker(f"w{n}")
+            if pin:  # what it starts inherits it
+                os.sched_setaffinity(process.pid, {n})
         waiting(found, workers)
         warm(found)
         settings = settings_of(root, found.address, dir=str(base / "home"))
@@ -80,6 +83,7 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=8)
     parser.add_argument("--kind", choices=("cuda", "max"), default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pin", action="store_true")
     options = parser.parse_args()
     taken: dict[int, list[float]] = {1: [], 2: []}
     loads = [os.getloadavg()[0]]
@@ -88,7 +92,9 @@ def main() -> None:
             for workers in (1, 2):
                 base = Path(folder, f"{n}-{workers}")
                 began = time.monotonic()
-                taken[workers].append(once(base, options.kind, options.units, workers))
+                taken[workers].append(
+                    once(base, options.kind, options.units, workers, pin=options.pin)
+                )
                 print(
                     f"{options.units} {options.kind} units, {workers} worker(s): "
                     f"{taken[workers][-1]:.1f} s (with the farm's start "
@@ -100,6 +106,7 @@ def main() -> None:
     figures = {
         "units": options.units,
         "kind": options.kind,
+        "pinned": options.pin,
         "one": round(one, 2),
         "two": round(two, 2),
         "ratio": round(two / one, 3),

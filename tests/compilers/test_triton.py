@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,9 +20,13 @@ from max_build.compilers.triton_environment import relevant
 from max_build.errors import CompileError, ConfigError
 from max_build.key import changes, key_of
 from max_build.pipeline import build
+from max_build.recall import Recall
+from max_build.recipe import Recipe
 from max_build.record import Kernel
 from max_build.store import open_cache
 from max_build.target import Target
+from max_build.worker import Derive, Derived
+from max_build.workers import Worker
 
 pytest.importorskip("triton", reason="Triton is not installed")
 # Triton 3.9 announces another default of its next release, whatever a unit's options say.
@@ -348,3 +353,113 @@ def test_a_build_in_workers_compiles_once_and_hits_afterwards(tmp_path: Path) ->
         assert {kernel.blob for kernel in record.kernels.values()} == {b.digest for b in cubins}
         assert all(read_cubin(cache.path(blob).read_bytes()).arch == "sm_90a" for blob in cubins)
     assert states == [["compiled"], ["cached"]]
+
+
+# --- recipes
+
+
+def recorded(job: Job) -> tuple[Recipe | None, str]:
+    """The recipe of a derivation in a worker of its own, or why there is none."""
+    worker = Worker(job.root)
+    try:
+        answer = worker.ask(
+            Derive(job.unit, str(job.target), str(job.root), job.python_path, str(job.scratch)),
+            timeout=120.0,
+        )
+    finally:
+        worker.close()
+    assert isinstance(answer, Derived), answer
+    return answer.recipe, answer.always
+
+
+def test_a_recipe_is_of_the_projects_files_and_the_triton_distribution(job) -> None:
+    recipe, always = recorded(job())
+    assert always == ""
+    assert recipe is not None
+    assert set(recipe.files) == {"src/toyk/__init__.py", "src/toyk/kernels.py", "src/toyk/maths.py"}
+    assert set(recipe.distributions) == {"triton"}
+    assert "ptxas" not in recipe.components.compiler
+
+
+def test_a_ptxas_from_elsewhere_is_in_the_key_and_leaves_no_recipe(
+    job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import triton
+
+    own = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    other = tmp_path / "ptxas"
+    other.write_text(f'#!/bin/sh\nexec "{own}" "$@"\n')
+    other.chmod(0o755)
+    plain = key(job())
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
+    recipe, always = recorded(job())
+    assert recipe is None
+    assert always == "what `ptxas` is can only be told by a derivation"
+    assert key(job()) != plain
+
+
+def test_what_a_recipe_is_looked_up_by_counts_files_by_their_bytes(tmp_path: Path) -> None:
+    ambient = TritonCompiler().ambient
+    library = tmp_path / "libdevice.bc"
+    library.write_bytes(b"one")
+    before = ambient({"TRITON_LIBDEVICE_PATH": str(library), "TRITON_HOME": "/a", "HOME": "/b"})
+    assert set(before) == {"TRITON_LIBDEVICE_PATH"}
+    library.write_bytes(b"two")
+    assert ambient({"TRITON_LIBDEVICE_PATH": str(library)}) != before
+    assert ambient({"TRITON_DEFAULT_FP_FUSION": "0"}) == {"TRITON_DEFAULT_FP_FUSION": "0"}
+
+
+def test_an_all_hit_build_starts_no_worker_and_imports_no_triton(tmp_path: Path) -> None:
+    unit = 'entry = "toyk.kernels:tuned"\nsignature = { x = "*fp32", n = "i32" }\n'
+    unit += 'constexprs = { BLOCK = 64 }\ntargets = ["sm_80", "sm_90a"]\n'
+    root = write(tmp_path / "repo", unit)
+    settings = load_settings(root)
+    with open_cache(settings.cache) as cache:
+        first = [one.record for one in build(settings, cache).outcomes]
+        code = (
+            "import pathlib, sys\n"
+            "from max_build import load_settings\n"
+            "from max_build.pipeline import build\n"
+            "from max_build.store import open_cache\n"
+            "started = []\n"
+            "sys.addaudithook(lambda *one: one[0] == 'subprocess.Popen' and started.append(one))\n"
+            "settings = load_settings(pathlib.Path(sys.argv[1]))\n"
+            "with open_cache(settings.cache) as cache:\n"
+            "    found = build(settings, cache).outcomes\n"
+            "print(*(one.state for one in found), 'triton' in sys.modules, len(started))\n"
+            "print(*(one.record.key for one in found))\n"
+        )
+        again = subprocess.run(
+            [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True
+        )
+        keys = " ".join(record.key for record in first if record is not None)
+        assert again.stdout.splitlines() == ["cached cached False 0", keys]
+
+        recall = Recall(settings, cache)
+        target = Target("sm_90a")
+        assert recall.key(settings.units[0], target) in keys
+        (root / "src/toyk/maths.py").write_text(MATHS.replace("x + x", "x * x"))
+        recall = Recall(settings, cache)
+        assert recall.key(settings.units[0], target) == ""
+        assert recall.stale(settings.units[0], target) == "`src/toyk/maths.py` changed"
+
+
+def test_what_one_unit_does_leaves_the_recipe_of_the_next_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_BUILD_JOBS", "1")
+    unit = 'signature = { x = "*fp32", n = "i32" }\nconstexprs = { BLOCK = 64 }\n'
+    root = write(tmp_path / "repo", f'entry = "toyk.kernels:tuned"\n{unit}')
+    with (root / "pyproject.toml").open("a") as file:
+        file.write(f'[tool.max-build.kernels.a]\nentry = "toyk.clock:tuned"\n{unit}')
+    (root / "src/toyk/clock.py").write_text(
+        "import time\nfrom toyk.kernels import tuned\nNOW = time.time()\n"
+    )
+    settings = load_settings(root)
+    with open_cache(settings.cache) as cache:
+        always = {one.unit.name: one.always for one in build(settings, cache).outcomes}
+        recall = Recall(settings, cache)
+        known = {one.name: recall.key(one, Target("sm_90a")) for one in settings.units}
+    assert always == {"a": "`src/toyk/clock.py` reads the clock", "add": ""}
+    assert known["add"]
+    assert not known["a"]
