@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ from max_build.manifest import Manifest, ManifestUnit, WeightRules
 from max_build.pipeline import Build, Event, Mode, summary
 from max_build.report.history import build_noted
 from max_build.store import open_cache
+from max_build.workspace import in_memory
 
 __all__ = ["failure", "into_wheel", "manifest_of", "wheel_tag"]
 
@@ -144,9 +146,12 @@ def _package(settings: Settings, wheel: Any) -> str:
 def _include(
     manifest: Manifest, paths: Mapping[str, Path], version: str, build_data: dict[str, Any]
 ) -> None:
-    scratch = Path(tempfile.mkdtemp(prefix="max-build-wheel-"))
+    blobs = tuple(manifest.blobs()) if manifest.embedded else ()
     # hatchling reads the files after `initialize` and does not always call `finalize`.
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    need = sum(blob.size for blob in blobs) + (1 << 20)
+    scratch = stack.enter_context(in_memory(Path(tempfile.gettempdir()), need))
     text = scratch / manifests.NAME
     text.write_bytes(manifests.encode(manifest))
     build_data["extra_metadata"][str(text)] = manifests.METADATA_NAME
@@ -154,12 +159,12 @@ def _include(
         return
     folder = f"{manifest.package}/{manifests.FOLDER}"
     build_data["force_include"][str(text)] = f"{folder}/{manifests.NAME}"
-    if manifest.embedded:
-        for blob in manifest.blobs():
-            # hatchling keeps a file's mode: the cache's are read-only, a wheel's should not be
-            copy = scratch / manifests.file_name(blob)
-            shutil.copyfile(paths[blob.digest], copy)
-            build_data["force_include"][str(copy)] = f"{folder}/{copy.name}"
+    for blob in blobs:
+        # A copy, since hatchling keeps a file's mode, the cache's being read-only, and since a gc
+        # may take the cache's own before hatchling reads it.
+        copy = scratch / manifests.file_name(blob)
+        shutil.copyfile(paths[blob.digest], copy)
+        build_data["force_include"][str(copy)] = f"{folder}/{copy.name}"
     tag = wheel_tag(manifest)
     build_data["tag"] = tag
     build_data["pure_python"] = tag.endswith("-any")

@@ -6,6 +6,7 @@ it may be false without need, which costs a derivation, and must never be true b
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -135,6 +136,9 @@ class Surroundings(Protocol):
         ...
 
 
+_DECODER = msgspec.json.Decoder(Recipe)
+
+
 def encode(recipe: Recipe) -> bytes:
     """The recipe as canonical JSON."""
     return canonical(recipe)
@@ -143,7 +147,7 @@ def encode(recipe: Recipe) -> bytes:
 def decode(data: bytes) -> Recipe | None:
     """Read a recipe back; None if it is not one, of another schema, or not of its own key."""
     try:
-        recipe = msgspec.json.decode(data, type=Recipe)
+        recipe = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if recipe.schema != RECIPE_SCHEMA or recipe.key != key_of(recipe.components):
@@ -185,11 +189,16 @@ def lookup_key(
         "host": unit.host,
         "kind": unit.kind,
         "name": unit.name,
-        "python-path": [os.path.relpath(one, root) for one in python_path],
+        "python-path": _relative(python_path, root),
         "target": str(target),
         "version": version,
     }
     return digest(f"max-build recipes {RECIPE_SCHEMA}\n".encode() + canonical(declared))
+
+
+@functools.cache
+def _relative(paths: tuple[str, ...], root: str) -> list[str]:
+    return [os.path.relpath(one, root) for one in paths]
 
 
 def broken(recipe: Recipe, now: Surroundings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from support import ROOT, max_build, write_project
 
 @pytest.fixture(autouse=True)
 def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the user's cache, settings and variables out of every test."""
+    """Keep the user's cache, settings and variables out of every test, and other tests' traces."""
+    # A derivation that finds them loaded is taken to have started processes.
+    for name in ("popen_forkserver", "popen_spawn_posix"):
+        monkeypatch.delitem(sys.modules, f"multiprocessing.{name}", raising=False)
     for name in [name for name in os.environ if name.startswith("MAX_BUILD_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(tmp_path / "cache"))

@@ -20,11 +20,11 @@ from max_build.compilers.elf import check_cubin
 from max_build.compilers.includes import Closure, Disk, Layout
 from max_build.compilers.notes import Notes
 from max_build.compilers.tree import CANONICAL, materialise
-from max_build.compilers.workspace import in_memory
 from max_build.errors import CompileError
 from max_build.key import Components
 from max_build.record import Kernel, Role
 from max_build.target import KNOWN_TARGETS, Target
+from max_build.workspace import in_memory
 
 if TYPE_CHECKING:
     from max_build.compilers import Memory

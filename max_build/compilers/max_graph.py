@@ -62,6 +62,7 @@ _NEUTRAL = re.compile(
 _PLACES = frozenset(
     {"MODULAR_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_IMPORT_PATH"}
 )
+_VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _OLDEST = (26, 7)
 
 
@@ -180,12 +181,15 @@ def signature(graph: Any) -> Signature:
         kind: [attribute.value for attribute in operation.attributes[f"{kind}_names"]]
         for kind in ("argument", "result")
     }
-    weights = {}
-    for one in _operations(operation):
-        if one.name == "mo.constant.external":
-            type_ = TensorType.from_mlir(_core.Type._from_cmlir(one.results[0].type))
-            name = one.attributes["name"].value
-            weights[name] = _tensor(name, type_)
+    subgraphs = {
+        one.attributes["sym_name"].value: one
+        for one in _operations(operation.parent or operation)
+        if one.name == "mo.graph"
+    }
+    weights = {
+        name: _tensor(name, TensorType.from_mlir(_core.Type._from_cmlir(type_)))
+        for name, type_ in _weights(operation, "", subgraphs)
+    }
     return Signature(
         inputs=tuple(
             _tensor(name, value.type)
@@ -197,6 +201,22 @@ def signature(graph: Any) -> Signature:
         ),
         weights=tuple(weights[name] for name in sorted(weights)),
     )
+
+
+def _weights(graph: Any, prefix: str, subgraphs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Name and MLIR type of each weight that a graph reads, through the subgraphs it calls.
+
+    A placeholder of a subgraph is the caller's prefix and its own name: see `max.graph.ops.call`.
+    """
+    for one in _operations(graph):
+        if one.name == "mo.constant.external":
+            placeholder = "isPlaceholder" in one.attributes
+            name = one.attributes["name"].value
+            yield (prefix + name if placeholder else name), one.results[0].type
+        elif one.name == "mo.call":
+            inner = one.attributes["prefix"].value if "prefix" in one.attributes else ""
+            callee = subgraphs[one.attributes["callee"].value]
+            yield from _weights(callee, prefix + inner, subgraphs)
 
 
 def _operations(operation: Any) -> Iterator[Any]:
@@ -220,6 +240,9 @@ def _tensor(name: str, type_: Any) -> Tensor:
 
 def _start(job: Job) -> None:
     """Import MAX and set the virtual devices, before anything asks what devices there are."""
+    if job.target.is_cpu:
+        # A graph for the CPU must not depend on which GPUs the building machine happens to have.
+        os.environ.update(dict.fromkeys(_VISIBLE_DEVICES, ""))
     try:
         from max import driver, engine
     except ImportError as error:

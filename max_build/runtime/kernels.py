@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from max_build.record import Kernel as KernelRecord
 from max_build.runtime import locate, rules
 from max_build.runtime.devices import cuda_driver
 from max_build.runtime.select import Choice, Machine, choose, this_machine
+from max_build.runtime.stale import current
 from max_build.target import Target
 
 if TYPE_CHECKING:
@@ -191,6 +193,9 @@ class Kernels(Mapping[str, "Kernel"]):
 def load_kernels(package: str | Path, unit: str | None = None, *, device: str = "auto") -> Kernels:
     """Load a compiled kernel module; never compiles.
 
+    An editable install's artifact that is older than its sources is told of, or built anew: see
+    `MAX_BUILD_STALE`.
+
     Parameters
     ----------
     package
@@ -214,10 +219,28 @@ def load_kernels(package: str | Path, unit: str | None = None, *, device: str = 
     if found.kind != "kernel":
         message = f"`{name}` is a graph, not a kernel module"
         raise LoadError(message, hint=f'`max_build.load("{package}", "{name}")` loads it')
-    named = _NAMED_DEVICE.fullmatch(device)
-    if named:
+    if named := _NAMED_DEVICE.fullmatch(device):
         machine = Machine(cuda=((int(named[1]), int(named[2])),))
-        return _chosen(name, found.targets, machine, "gpu", installed, _NEWEST_ISA)
+        device, driver_isa = "gpu", _NEWEST_ISA
+    else:
+        _check_device(device, name, found.targets, installed)
+        machine, device = this_machine(), "gpu" if device == "auto" else device
+        driver_isa = rules.ptx_isa_of(cuda_driver() or (0, 0))
+    choice, role = _chosen(name, found.targets, machine, device, installed, driver_isa)
+    if installed.project is not None:
+        record = current(installed.project, name, str(choice.target), choice.record)
+        choice = dataclasses.replace(choice, record=record)
+    files = _checked(name, choice.target, choice.record, role, installed)
+    if not files:
+        message = f"the record of `{name}` for `{choice.target}` names no {role}"
+        raise LoadError(message, hint="build it again")
+    return Kernels(name, choice, role, files)
+
+
+def _check_device(
+    device: str, unit: str, records: Mapping[str, Record], installed: locate.Installed
+) -> None:
+    """Refuse a device that is none, or any device where there is no GPU."""
     if not re.fullmatch(r"auto|gpu(:\d+)?", device):
         message = f"device must be `auto`, `gpu`, `gpu:<n>` or `sm_NN`, got {device!r}"
         raise LoadError(message)
@@ -225,16 +248,12 @@ def load_kernels(package: str | Path, unit: str | None = None, *, device: str = 
     if missing:
         whole = [
             f"`{target}`"
-            for target, record in sorted(found.targets.items())
-            if _checked(name, Target(target), record, "cubin", installed)
+            for target, record in sorted(records.items())
+            if _checked(unit, Target(target), record, "cubin", installed)
         ]
-        message = f"`{name}` needs an NVIDIA GPU: {missing}"
+        message = f"`{unit}` needs an NVIDIA GPU: {missing}"
         hint = f"its artifacts are whole, for {', '.join(whole)}"
         raise LoadError(message, hint=hint)
-    machine = this_machine()
-    driver = rules.ptx_isa_of(cuda_driver() or (0, 0))
-    device = "gpu" if device == "auto" else device
-    return _chosen(name, found.targets, machine, device, installed, driver)
 
 
 def _chosen(
@@ -244,10 +263,10 @@ def _chosen(
     device: str,
     installed: locate.Installed,
     driver_isa: tuple[int, int],
-) -> Kernels:
+) -> tuple[Choice, Role]:
     """The cubin that fits, else the newest PTX that the driver can compile for the device."""
     try:
-        choice = choose(unit, records, machine, device)
+        return choose(unit, records, machine, device), "cubin"
     except LoadError as error:
         ordinal = int(device.partition(":")[2] or 0)
         if ordinal >= len(machine.cuda):
@@ -255,12 +274,7 @@ def _chosen(
         fallback = _ptx(unit, records, machine.cuda[ordinal], installed, driver_isa)
         if isinstance(fallback, str):
             raise LoadError(error.message + fallback, hint=error.hint) from error
-        choice = Choice(*fallback, ordinal)
-        role: Role = "ptx"
-    else:
-        role = "cubin"
-    files = _checked(unit, choice.target, choice.record, role, installed)
-    return Kernels(unit, choice, role, files)
+        return Choice(*fallback, ordinal), "ptx"
 
 
 def _ptx(
@@ -306,9 +320,6 @@ def _checked(
     """
     files = {blob.digest: installed.artifact(blob) for blob in record.blobs if blob.role == role}
     if role == "cubin":
-        if not files:
-            message = f"the record of `{unit}` for `{target}` names no cubin"
-            raise LoadError(message, hint="build it again")
         for blob in record.blobs:
             if blob.role == role:
                 _check_cubin(unit, target, record, blob, files[blob.digest])

@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from max_build.errors import LoadError, MaxBuildError
+from max_build.errors import LoadError, MaxBuildError, ToolchainError
 from max_build.record import Record
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _why(settings: Settings, cache: Cache, unit: Unit, target_name: str, record:
         return "" if key == record.key else _difference(cache, key, record)
     try:
         components = _derived(settings, unit, target)
+    except ToolchainError:
+        return ""  # without the compiler nothing is known of the inputs
     except MaxBuildError as error:
         return str(error.message)
     if components is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import diskcache
 
-__all__ = ["open_index"]
+__all__ = ["open_index", "rows"]
 
 _RAW = 1  # diskcache's name for "as sqlite holds it"
 
@@ -52,3 +52,17 @@ def open_index(folder: Path) -> Any:
         size_limit=256 << 20,
         sqlite_mmap_size=0,  # a truncated file would be SIGBUS
     )
+
+
+def rows(index: Any, namespace: str, prefix: str) -> dict[str, bytes]:
+    """The rows of a namespace whose key begins with `prefix`, read in one query."""
+    first = namespace + prefix
+    found = index._sql(  # noqa: SLF001 - diskcache itself asks for one row at a time
+        "SELECT key, value FROM Cache WHERE key >= ? AND key < ? AND mode = ? AND filename IS NULL",
+        (first, first + chr(0x10FFFF), _RAW),
+    )
+    return {
+        key[len(namespace) :]: bytes(value)
+        for key, value in found
+        if isinstance(key, str) and isinstance(value, bytes)
+    }

@@ -6,17 +6,20 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Self
+from typing import BinaryIO, Self
 
 import msgspec
 
 from max_build.errors import StoreError
 from max_build.record import Blob, Record, decode, encode
+from max_build.store.answer import Hit, Miss, NoGoodError
 from max_build.store.base import CHUNK, Sink, fault_of
-from max_build.store.entry import Sealed, holds_recipes, seal, seal_recipes, unseal, unseal_recipes
+from max_build.store.entry import holds_recipes, seal, unseal, unseal_recipes
 from max_build.store.index import Memo
 from max_build.store.journal import Journal
 from max_build.store.local import Local
+from max_build.store.reader import Reader
+from max_build.store.recipes import PER_LOOKUP, Recipes
 from max_build.store.settings import CacheSettings
 from max_build.store.stats import save
 from max_build.store.tiers import Tier
@@ -25,35 +28,7 @@ from max_build.store.trust import Signer, Verifier
 __all__ = ["Cache", "Hit", "Miss"]
 
 _PER_UNIT = 16
-_PER_LOOKUP = 8
 _ROOM_EVERY = 3600.0
-
-
-class Hit(msgspec.Struct, frozen=True):
-    """The record of a key, and the tier it came from."""
-
-    record: Record
-    tier: str
-
-
-class Miss(msgspec.Struct, frozen=True):
-    """Why a key is not there.
-
-    `reason` is a word to count: `absent`, `damaged` (an entry or blob that is not what it should
-    be), `dangling` (an entry whose blob is gone), `unsigned` or `altered` (see `trust`), `fault`
-    (a tier failed). `detail` says it in full.
-    """
-
-    reason: str
-    detail: str = ""
-
-
-class _NoGoodError(Exception):
-    """What a tier has under a key is of no use."""
-
-    def __init__(self, miss: Miss) -> None:
-        super().__init__(miss.detail)
-        self.miss = miss
 
 
 class Cache:
@@ -83,6 +58,8 @@ class Cache:
         self.local = local
         self.outer = tuple(outer)
         self._verifier = verifier
+        self._reader = Reader(local, self.outer, verifier, journal)
+        self._recipes = Recipes(local, self.outer, self._reader, signer, journal.note)
         self._signer = signer
         self._published = 0
 
@@ -116,15 +93,15 @@ class Cache:
             return self.local.file(blob)
         except StoreError as error:
             self._note("local", error)
-            if all(self._fetch(tier, blob) for tier in self.outer):
+            if all(self._reader.fetch(tier, blob) for tier in self.outer):
                 raise
         return self.local.file(blob)
 
     def _lookup(self, key: str, *, fetch: bool) -> Hit | Miss:
         miss = Miss("absent")
         try:
-            record = self._from_local(key, fetch=fetch)
-        except _NoGoodError as error:
+            record = self._reader.here(key, fetch=fetch)
+        except NoGoodError as error:
             miss = error.miss
         else:
             if isinstance(record, Hit):
@@ -132,7 +109,7 @@ class Cache:
         for position, tier in enumerate(self.outer):
             try:
                 record = self._from_outer(tier, key, self.outer[:position], fetch=fetch)
-            except _NoGoodError as error:
+            except NoGoodError as error:
                 if miss.reason == "absent":
                     miss = error.miss
             else:
@@ -140,109 +117,19 @@ class Cache:
                     return record
         return miss
 
-    def _from_local(self, key: str, *, fetch: bool) -> Hit | None:
-        try:
-            data = self.local.get_entry(key)
-            if data is None:
-                return None
-            record = decode(unseal(data).payload, key)
-        except (StoreError, ValueError) as error:
-            self._damaged_locally(key, error)
-            raise _NoGoodError(Miss("damaged", str(error))) from error
-        tier = "local"
-        for blob in record.blobs:
-            if not fetch:
-                if not self.local.holds(blob):
-                    raise _NoGoodError(Miss("dangling", f"blob {blob.digest[:12]} is gone"))
-                continue
-            try:
-                self.local.file(blob)
-            except StoreError as error:
-                if error.kind != "missing":
-                    self._note("local", error)
-                # The same bytes may lie farther out; whoever has them, the digest decides.
-                source = next((t for t in self.outer if not self._fetch(t, blob)), None)
-                if source is None:
-                    reason = "dangling" if error.kind == "missing" else "damaged"
-                    raise _NoGoodError(Miss(reason, error.message)) from error
-                tier = source.label
-        if fetch:
-            self.local.touch(key)
-        return Hit(record, tier)
-
     def _from_outer(
         self, tier: Tier, key: str, nearer: Sequence[Tier], *, fetch: bool
     ) -> Hit | None:
-        if not tier.open:
+        found = self._reader.outer(tier, key, fetch=fetch)
+        if found is None:
             return None
-        try:
-            data = tier.entry(key)
-            if data is None:
-                return None
-            record = self._believe(tier, key, data)
-            for blob in record.blobs:
-                if fetch:
-                    reason = self._fetch(tier, blob)
-                else:
-                    reason = "" if tier.has_blob(blob.digest) else "dangling"
-                if reason:
-                    text = f"{tier.label} cache, key {key[:12]}: blob {blob.digest[:12]}: {reason}"
-                    if reason != "fault":
-                        tier.doubt("ac", key)
-                    raise _NoGoodError(Miss(reason, text))
-        except StoreError as error:
-            if error.kind == "corrupt":
-                self._damaged_outside(tier, key, error)
-            raise _NoGoodError(Miss("fault", error.message)) from error
+        record, data = found
         if fetch:
             self.local.put_entry(key, data)
             self._remember(record)
             for other in nearer:
                 self._offer(other, record, data)
         return Hit(record, tier.label)
-
-    def _believe(self, tier: Tier, key: str, data: bytes) -> Record:
-        """The record in an entry from outside."""
-        try:
-            sealed = unseal(data)
-            record = decode(sealed.payload, key)
-        except ValueError as error:
-            self._damaged_outside(tier, key, error)
-        self._check_trust(tier, key, sealed)
-        return record
-
-    def _check_trust(self, tier: Tier, key: str, sealed: Sealed) -> None:
-        if tier.trust == "off":
-            return
-        reason = self._verifier.objection(key, sealed)
-        if reason:
-            text = f"{tier.label} cache, key {key[:12]}: {reason}"
-            if tier.trust == "require":
-                raise _NoGoodError(Miss(reason, text))
-            self._note(tier.label, StoreError(text, kind=reason))
-
-    def _damaged_outside(self, tier: Tier, key: str, error: Exception) -> NoReturn:
-        fault = StoreError(f"{tier.label} cache, key {key[:12]}: {error}", kind="corrupt")
-        self._note(tier.label, fault)
-        tier.spurn("ac", key)
-        raise _NoGoodError(Miss("damaged", fault.message)) from error
-
-    def _fetch(self, tier: Tier, blob: Blob) -> str:
-        """Bring a blob into the local tier; the reason if this tier cannot give it."""
-        if not tier.open:
-            return "fault"
-        with contextlib.suppress(StoreError):
-            self.local.file(blob)
-            return ""
-        try:
-            self.local.keep(blob, lambda sink: tier.pour(blob, sink))
-        except StoreError as error:
-            if error.kind == "corrupt":
-                self._note(tier.label, error)
-                tier.spurn("cas", blob.digest)
-            return {"corrupt": "damaged", "missing": "dangling"}.get(error.kind, "fault")
-        self.stats.moved(tier.label, received=blob.size)
-        return ""
 
     # --- publish
 
@@ -309,7 +196,7 @@ class Cache:
             for blob in record.blobs:
                 sent = tier.send(blob, self.local.file(blob))
                 self.stats.moved(tier.label, sent=sent)
-            if not tier.put_entry(record.key, data, replace=False) and not self._good(
+            if not tier.put_entry(record.key, data, replace=False) and not self._reader.good(
                 tier, record.key
             ):
                 tier.put_entry(record.key, data, replace=True)
@@ -370,22 +257,6 @@ class Cache:
         given = [self._offer(tier, record, data) for tier in self.outer if tier.writable]
         return "" if all(given) else "a tier did not take it"
 
-    def _good(self, tier: Tier, key: str) -> bool:
-        """Whether the entry that an outer tier has would be a hit."""
-        try:
-            standing = tier.entry(key)
-        except StoreError as error:
-            if error.kind == "corrupt":
-                return False
-            raise
-        if standing is None:
-            return False
-        try:
-            record = self._believe(tier, key, standing)
-        except _NoGoodError:
-            return False
-        return all(tier.has_blob(blob.digest) for blob in record.blobs)
-
     # --- one compile at a time
 
     @contextlib.contextmanager
@@ -435,35 +306,11 @@ class Cache:
         The local ones, and those of the outer tiers if there are none or with `everywhere`; these
         are kept here too. What is damaged or not trusted counts as none.
         """
-        ours = self._local_recipes(lookup)
-        found = list(ours)
-        if everywhere or not found:
-            for tier in self.outer:
-                with contextlib.suppress(StoreError, _NoGoodError):
-                    found.extend(r for r in self._outer_recipes(tier, lookup) if r not in found)
-            if len(found) > len(ours):
-                self.local.put_entry(lookup, self._sealed_recipes(lookup, found[:_PER_LOOKUP]))
-        return tuple(found)
+        return self._recipes.get(lookup, everywhere=everywhere)
 
-    def add_recipe(self, lookup: str, data: bytes, limit: int = _PER_LOOKUP) -> None:
+    def add_recipe(self, lookup: str, data: bytes, limit: int = PER_LOOKUP) -> None:
         """Keep a recipe (JSON text) under a lookup key, in front of at most `limit - 1` others."""
-
-        def merged(old: tuple[bytes, ...]) -> bytes:
-            recipes = (data, *(text for text in old if text != data))
-            return self._sealed_recipes(lookup, recipes[:limit])
-
-        old = self._local_recipes(lookup)
-        if old[:1] != (data,):
-            self.local.put_entry(lookup, merged(old))
-        for tier in self.outer:
-            if tier.writable:
-                with contextlib.suppress(StoreError):
-                    try:
-                        theirs = self._outer_recipes(tier, lookup)
-                    except _NoGoodError:
-                        theirs = ()
-                    if theirs[:1] != (data,):
-                        tier.put_entry(lookup, merged(theirs), replace=True)
+        self._recipes.add(lookup, data, limit)
 
     def records_of(self, unit: str, limit: int = _PER_UNIT) -> list[Record]:
         """Records that were made or fetched here for a unit of that name, newest first."""
@@ -474,37 +321,6 @@ class Cache:
                 if data is not None:
                     found.append(decode(unseal(data).payload, key))
         return found
-
-    def _sealed_recipes(self, lookup: str, recipes: Sequence[bytes]) -> bytes:
-        payload = seal_recipes(lookup, tuple(recipes))
-        return seal(payload, self._signer.sign(lookup, payload) if self._signer else None)
-
-    def _local_recipes(self, lookup: str) -> tuple[bytes, ...]:
-        try:
-            data = self.local.get_entry(lookup)
-            if data is None:
-                return ()
-            recipes = unseal_recipes(lookup, unseal(data).payload)
-        except (StoreError, ValueError) as error:
-            self._damaged_locally(lookup, error)
-            return ()
-        self.local.touch(lookup)
-        return recipes
-
-    def _outer_recipes(self, tier: Tier, lookup: str) -> tuple[bytes, ...]:
-        if not tier.open:
-            return ()
-        data = tier.entry(lookup)
-        if data is None:
-            return ()
-        try:
-            sealed = unseal(data)
-            recipes = unseal_recipes(lookup, sealed.payload)
-        except ValueError as error:
-            self._note(tier.label, StoreError(str(error), kind="corrupt"))
-            return ()
-        self._check_trust(tier, lookup, sealed)
-        return recipes
 
     def _remember(self, record: Record) -> None:
         def first(old: bytes | None) -> bytes:
@@ -544,12 +360,6 @@ class Cache:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _damaged_locally(self, key: str, error: Exception) -> None:
-        kind = error.kind if isinstance(error, StoreError) else "corrupt"
-        self._note("local", StoreError(f"local cache, key {key[:12]}: {error}", kind=kind))
-        if kind == "corrupt":
-            self.local.discard_entry(key)
 
 
 def _pour(content: Path | bytes, sink: Sink) -> None:

@@ -81,7 +81,11 @@ class DirectoryStore(Store):
 
     def path(self, kind: Kind, name: str) -> Path:
         """Where a name lies, whether or not it does."""
-        return self.root / kind / name[:2] / name
+        return Path(self.place(kind, name))
+
+    def place(self, kind: Kind, name: str) -> str:
+        """The same as text: a build asks for thousands."""
+        return f"{self.root}/{kind}/{name[:2]}/{name}"
 
     def folder(self, name: str) -> Path:
         """A folder of the store's own (`tmp`, `quarantine`, …), made if it is not there."""
@@ -90,10 +94,10 @@ class DirectoryStore(Store):
     # --- entries
 
     def get_entry(self, key: str) -> bytes | None:
-        path = self.path("ac", key)
+        path = self.place("ac", key)
         with self._reading(path):
             data = _again(lambda: read_small(path))
-            if data is None and self._listed(path):
+            if data is None and self._listed(Path(path)):
                 data = read_small(path)
             return data
 
@@ -108,7 +112,7 @@ class DirectoryStore(Store):
     def touch(self, key: str) -> None:
         """Note that an entry was used, at most once an hour; gc goes by this time."""
         with contextlib.suppress(OSError):
-            path = self.path("ac", key)
+            path = self.place("ac", key)
             # A skewed clock makes this happen too often or an hour late; what is written is the
             # file system's own time either way.
             if self.writable and time.time() - os.lstat(path).st_mtime > _TOUCH_AFTER:
@@ -219,9 +223,11 @@ class DirectoryStore(Store):
             for found in _scan(shard.path):
                 if not _NAME.match(found.name):
                     continue
-                with contextlib.suppress(OSError):
+                try:
                     info = found.stat(follow_symlinks=False)
-                    yield Item(kind, found.name, info.st_size, info.st_mtime)
+                except OSError:
+                    continue
+                yield Item(kind, found.name, info.st_size, info.st_mtime)
 
     def delete(self, kind: Kind, name: str) -> None:
         path = self.path(kind, name)
@@ -340,7 +346,7 @@ class DirectoryStore(Store):
         return folder
 
     @contextlib.contextmanager
-    def _reading(self, path: Path) -> Iterator[None]:
+    def _reading(self, path: Path | str) -> Iterator[None]:
         try:
             yield
         except StoreError:

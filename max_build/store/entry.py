@@ -47,6 +47,10 @@ class _Recipes(msgspec.Struct, frozen=True):
     recipes: tuple[str, ...]
 
 
+_TRAILER = msgspec.json.Decoder(_Trailer)
+_RECIPES = msgspec.json.Decoder(_Recipes)
+
+
 def signed_text(key: str, payload: bytes) -> bytes:
     """What a signature is over: the kind of thing, the name it stands under, the payload."""
     return b"max-build entry %d\n%s\n%s" % (ENTRY_SCHEMA, key.encode(), payload)
@@ -71,7 +75,7 @@ def unseal(data: bytes) -> Sealed:
         message = "entry is not two lines"
         raise ValueError(message)
     try:
-        trailer = msgspec.json.decode(parts[1], type=_Trailer)
+        trailer = _TRAILER.decode(parts[1])
     except msgspec.DecodeError as error:
         message = f"entry has no readable second line: {error}"
         raise ValueError(message) from error
@@ -103,7 +107,7 @@ def unseal_recipes(lookup: str, payload: bytes) -> tuple[bytes, ...]:
         If it holds none, or those of another lookup key.
     """
     try:
-        found = msgspec.json.decode(payload, type=_Recipes)
+        found = _RECIPES.decode(payload)
     except msgspec.DecodeError as error:
         message = f"recipes are not readable: {error}"
         raise ValueError(message) from error

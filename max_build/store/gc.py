@@ -1,7 +1,8 @@
 """Making room: which entries and blobs of a directory go, and their going.
 
-`survey` looks, `plan` decides on values alone, `collect` does it. All three may run while others
-read, write and collect. A reader that loses the race misses; one that has a file mapped keeps it.
+`survey` looks, `plan` decides on what it saw alone, `collect` does it. All three may run while
+others read, write and collect. A reader that loses the race misses; one that has a file mapped
+keeps it. What was seen lies in a temporary database: memory does not grow with the directory.
 """
 
 from __future__ import annotations
@@ -9,15 +10,26 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
 from max_build.errors import StoreError
-from max_build.store import actionresult
 from max_build.store.base import Kind
-from max_build.store.directory import DirectoryStore, read_small
+from max_build.store.directory import DirectoryStore
+from max_build.store.survey import (
+    GOING,
+    Blobs,
+    Entries,
+    Found,
+    Survey,
+    ordered,
+    sizes,
+    survey,
+    unkept,
+)
 
 __all__ = [
     "Found",
@@ -36,28 +48,11 @@ _DAY = 86400.0
 _LEFTOVERS = {"tmp": _DAY, "lock": _DAY, "lease": _DAY, "quarantine": 7 * _DAY}
 
 
-class Found(msgspec.Struct, frozen=True, gc=False):
-    """An entry: when it was last used, what it takes, and the blobs it names (raw digests)."""
-
-    key: str
-    used: float
-    size: int
-    blobs: tuple[bytes, ...]
-
-
-class Survey(msgspec.Struct, frozen=True):
-    """What a directory holds. `blobs` is raw digest → (bytes at rest, last written)."""
-
-    entries: tuple[Found, ...]
-    blobs: dict[bytes, tuple[int, float]]
-    now: float
-
-
 class Plan(msgspec.Struct, frozen=True):
-    """What goes, and what that frees and leaves, in bytes."""
+    """What goes, and what that frees and leaves, in bytes. Good as long as the survey is."""
 
-    entries: tuple[Found, ...]
-    blobs: dict[bytes, float]
+    entries: Collection[Found]
+    blobs: Mapping[bytes, float]
     freed: int
     left: int
 
@@ -70,29 +65,6 @@ class Report(msgspec.Struct, frozen=True):
     freed: int
     left: int
     leftovers: int
-
-
-class _Blob(msgspec.Struct):
-    digest: str
-
-
-class _Blobs(msgspec.Struct):
-    blobs: list[_Blob] = []
-
-
-_READ = msgspec.json.Decoder(_Blobs)
-
-
-def survey(store: DirectoryStore) -> Survey:
-    """Look at every name, and into every entry."""
-    # Blobs first: one that is published meanwhile is then not seen, rather than seen as unnamed.
-    blobs = {bytes.fromhex(i.name): (i.size, i.modified) for i in store.list("cas")}
-    top = store.root / "ac"
-    entries = [
-        Found(item.name, item.modified, item.size, _named(f"{top}/{item.name[:2]}/{item.name}"))
-        for item in store.list("ac")
-    ]
-    return Survey(tuple(entries), blobs, store.now())
 
 
 def plan(
@@ -119,33 +91,33 @@ def plan(
         Keys that stay whatever happens.
     """
     stay = set(pinned)
-    kept: set[bytes] = set()
-    total = 0
-    gone: list[Found] = []
-    order = sorted(seen.entries, key=lambda entry: (entry.key not in stay, -entry.used))
+    db = seen.db
+    db.create_function("stays", 1, stay.__contains__)
+    db.executescript(
+        "UPDATE blob SET kept = 0; DROP TABLE IF EXISTS ordered;"
+        "CREATE TABLE ordered AS SELECT * FROM entry ORDER BY stays(key) DESC, used DESC;"
+        "BEGIN"
+    )
+    total = staying = 0
     full = False
-    for entry in order:
-        new = {blob for blob in entry.blobs if blob in seen.blobs and blob not in kept}
-        size = entry.size + sum(seen.blobs[blob][0] for blob in new)
+    for entry in ordered(seen):
+        new = {blob: size for blob in entry.blobs if (size := unkept(db, blob)) is not None}
+        size = entry.size + sum(new.values())
         age = seen.now - entry.used
         # Once something did not fit, nothing older stays: the order of use alone decides.
         full = full or (max_size is not None and total + size > max_size)
         if entry.key not in stay and age > grace and (full or (max_age or age) < age):
-            gone.append(entry)
-            continue
-        kept |= new
+            break  # and all that follow: they are older
+        db.executemany("UPDATE blob SET kept = 1 WHERE digest = ?", ((blob,) for blob in new))
         total += size
-    blobs: dict[bytes, float] = {}
-    freed = sum(entry.size for entry in gone)
-    for blob, (size, written) in seen.blobs.items():
-        if blob in kept:
-            continue
-        if seen.now - written > grace:
-            blobs[blob] = written
-            freed += size
-        else:
-            total += size
-    return Plan(tuple(gone), blobs, freed, total)
+        staying += 1
+    going = {"now": seen.now, "grace": grace}
+    entries = Entries(seen, staying)
+    blobs = Blobs(seen, going)
+    freed = sizes(db, "FROM ordered WHERE rowid > :staying", {"staying": staying})
+    freed += sizes(db, GOING, going)
+    spared = sizes(db, "FROM blob WHERE NOT kept AND :now - written <= :grace", going)
+    return Plan(entries, blobs, freed, total + spared)
 
 
 def collect(store: DirectoryStore, what: Plan) -> Report:
@@ -178,12 +150,18 @@ def gc(
     Raises
     ------
     StoreError
-        If the directory cannot be written.
+        If the directory cannot be written, or there is no room for a temporary file.
     """
-    what = plan(survey(store), max_size=max_size, max_age=max_age, grace=grace, pinned=pins(store))
-    if dry_run:
-        return Report(len(what.entries), len(what.blobs), what.freed, what.left, 0)
-    return collect(store, what)
+    try:
+        what = plan(
+            survey(store), max_size=max_size, max_age=max_age, grace=grace, pinned=pins(store)
+        )
+        if dry_run:
+            return Report(len(what.entries), len(what.blobs), what.freed, what.left, 0)
+        return collect(store, what)
+    except sqlite3.Error as error:
+        message = f"gc of `{store.root}` needs room for a temporary file: {error}"
+        raise StoreError(message, kind="full") from error
 
 
 def pin(store: DirectoryStore, key: str, *, pinned: bool = True) -> None:
@@ -212,21 +190,6 @@ def pins(store: DirectoryStore) -> frozenset[str]:
         return frozenset(os.listdir(store.root / "pin"))
     except OSError:
         return frozenset()
-
-
-def _named(path: str) -> tuple[bytes, ...]:
-    """The blobs that an entry names; none if it cannot be read.
-
-    What is altered is for a reader to find: here it is enough to know what is named.
-    """
-    try:
-        data = read_small(path) or b""
-        if not data.startswith(b"{"):  # as a Bazel cache server keeps it
-            data = actionresult.decode(data)
-        found = _READ.decode(data.partition(b"\n")[0])
-        return tuple(bytes.fromhex(blob.digest) for blob in found.blobs)
-    except (OSError, ValueError, msgspec.DecodeError):
-        return ()
 
 
 def _remove(store: DirectoryStore, kind: Kind, name: str, seen: float) -> bool:

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ Stamp = tuple[int, int, int, int, int]
 """What stays the same as long as a file does: size, mtime and ctime in ns, inode, device."""
 
 _RACY = 2.0
+_TOGETHER = 64
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -48,6 +50,14 @@ class Memo:
         self._folder = folder
         self._index: Any = None
         self._lock = threading.Lock()
+        self._files: dict[str, bytes] = {}
+        self._known: set[str] = set()
+        self._unsaved: dict[str, bytes] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether asking costs no more than a query."""
+        return self._index is not None
 
     @property
     def folder(self) -> Path | None:
@@ -56,12 +66,24 @@ class Memo:
 
     def get(self, namespace: str, key: str) -> bytes | None:
         """The value last set, or None."""
+        self._save()
         value = self._try(lambda index: index.get(f"{namespace}:{key}"))
         return value if isinstance(value, bytes) else None
 
     def set(self, namespace: str, key: str, value: bytes) -> None:
         """Remember a value."""
-        self._try(lambda index: index.set(f"{namespace}:{key}", value))
+        self.set_all(namespace, {key: value})
+
+    def set_all(self, namespace: str, values: Mapping[str, bytes]) -> None:
+        """Remember values, in one step."""
+
+        def within(index: Any) -> None:
+            with index.transact():
+                for key, value in values.items():
+                    with contextlib.suppress(UnicodeError):  # a path that is not UTF-8
+                        index.set(f"{namespace}:{key}", value)
+
+        self._try(within)
 
     def update(self, namespace: str, key: str, change: Any) -> None:
         """Replace a value by `change(value)` in one step among all processes."""
@@ -85,7 +107,7 @@ class Memo:
         name = os.path.abspath(path)
         info = os.stat(path)
         stamp = repr(stamp_of(info)).encode()
-        known = self.get("file", name)
+        known = self._file(name)
         if known is not None and known.startswith(stamp + b" "):
             return known[len(stamp) + 1 :].decode()
         with open(path, "rb") as file:
@@ -93,11 +115,30 @@ class Memo:
             found = _hash(file)
             after = os.fstat(file.fileno())
         if stamp_of(info) == stamp_of(after) and settled(info):
-            self.set("file", name, repr(stamp_of(info)).encode() + b" " + found.encode())
+            known = repr(stamp_of(info)).encode() + b" " + found.encode()
+            self._files[name] = self._unsaved[name] = known
+            if len(self._unsaved) >= _TOGETHER:
+                self._save()
         return found
+
+    def _file(self, name: str) -> bytes | None:
+        """What is known of a file, looked up for all that lie beside and below it at once."""
+        folder = os.path.join(os.path.dirname(name), "")
+        if folder not in self._known and not any(map(folder.startswith, self._known)):
+            from max_build.store._disk import rows
+
+            self._files.update(self._try(lambda index: rows(index, "file:", folder)) or {})
+        self._known.add(folder)
+        return self._files.get(name)
+
+    def _save(self) -> None:
+        while self._unsaved:
+            values, self._unsaved = self._unsaved, {}
+            self.set_all("file", values)
 
     def close(self) -> None:
         """Close the index, if it was opened."""
+        self._save()
         with self._lock:
             index, self._index, self._folder = self._index, None, None
         if index is not None:

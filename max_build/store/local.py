@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from max_build.errors import StoreError
+from max_build.key import digest
 from max_build.record import Blob
 from max_build.store.base import Sink
 from max_build.store.directory import DirectoryStore, open_regular
@@ -21,7 +23,9 @@ from max_build.store.index import Memo, Stamp, settled, stamp_of
 
 __all__ = ["Local"]
 
-_MEMO_FROM = 2 << 20  # bytes: below, hashing is quicker than opening the index
+_MEMO_FROM = 2 << 20  # bytes: below, hashing is quicker than opening the index,
+_MEMO_OPEN_FROM = 64 << 10  # and here, than asking it where it is open
+_AT_ONCE = 1 << 20
 _OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}  # says nothing about the file
 
 
@@ -46,7 +50,7 @@ class Local:
         self._note = note
         self._scratch: dict[str, DirectoryStore] = {}
         self._lock = threading.Lock()
-        self._verified: dict[Path, Stamp] = {}
+        self._verified: dict[str, Stamp] = {}
         self._unsaved: dict[str, Stamp] = {}
         self._cleanup: list[Callable[[], object]] = []
 
@@ -89,7 +93,7 @@ class Local:
         """Whether a file of the blob's name and size is there, unread."""
         for store in self._stores():
             with contextlib.suppress(OSError):
-                if os.lstat(store.path("cas", blob.digest)).st_size == blob.size:
+                if os.lstat(store.place("cas", blob.digest)).st_size == blob.size:
                     return True
         return False
 
@@ -104,10 +108,10 @@ class Local:
         """
         damage: StoreError | None = None
         for store in self._stores():
-            path = store.path("cas", blob.digest)
+            path = store.place("cas", blob.digest)
             try:
                 if self._verify(path, blob):
-                    return path
+                    return Path(path)
             except StoreError as error:
                 damage = error
                 if error.kind != "corrupt":
@@ -159,21 +163,23 @@ class Local:
 
     def close(self) -> None:
         """Keep what was verified, and remove the scratch space with the files it gave."""
-        for digest, stamp in self._unsaved.items():
-            self._memo.set("verified", digest, repr(stamp).encode())
-        self._unsaved.clear()
+        if self._unsaved:
+            stamps = {digest: repr(stamp).encode() for digest, stamp in self._unsaved.items()}
+            self._memo.set_all("verified", stamps)
+            self._unsaved.clear()
         for clean in self._cleanup:
             clean()
         self._scratch.clear()
 
-    def _verify(self, path: Path, blob: Blob) -> bool:
+    def _verify(self, path: str, blob: Blob) -> bool:
         """Whether the file is there and is the blob; StoreError `corrupt` if it is another."""
         try:
             info = os.lstat(path)
             stamp = stamp_of(info)
             if self._verified.get(path) == stamp:
                 return True
-            if info.st_size == blob.size >= _MEMO_FROM and self._remembered(blob.digest, stamp):
+            remembers = blob.size >= (_MEMO_OPEN_FROM if self._memo.is_open else _MEMO_FROM)
+            if remembers and info.st_size == blob.size and self._remembered(blob.digest, stamp):
                 self._verified[path] = stamp
                 return True
             fd = open_regular(path)
@@ -181,9 +187,7 @@ class Local:
                 return False
             with os.fdopen(fd, "rb", buffering=0) as file:
                 info = os.fstat(fd)
-                right = info.st_size == blob.size and (
-                    hashlib.file_digest(file, "sha256").hexdigest() == blob.digest
-                )
+                right = info.st_size == blob.size and _digest_of(file, blob.size) == blob.digest
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -196,7 +200,7 @@ class Local:
         if settled(info):
             stamp = stamp_of(info)
             self._verified[path] = stamp
-            if blob.size >= _MEMO_FROM:
+            if remembers:
                 self._unsaved[blob.digest] = stamp
         return True
 
@@ -222,6 +226,12 @@ class Local:
                     self._cleanup.append(weakref.finalize(self, _remove, root, os.getpid()))
                 scratch = self._scratch[parent]
             yield scratch
+
+
+def _digest_of(file: io.FileIO, size: int) -> str:
+    if size <= _AT_ONCE:
+        return digest(file.read())
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(root: str, owner: int) -> None:

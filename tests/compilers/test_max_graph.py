@@ -261,3 +261,11 @@ def test_a_kernel_library_is_keyed_by_every_source_of_its_package(
     assert key_of(one.components) == key_of(same.components)
     names = [name for name, _, _ in changes(one.components, other.components)]
     assert names == ["dependencies.library.1", "sources.ir"]
+
+
+def test_a_graph_for_the_cpu_is_built_as_if_there_were_no_gpu(derive: Derivation) -> None:
+    graph = GRAPH.replace(
+        "def build(target):",
+        "def build(target):\n    import os\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''",
+    )
+    assert derive(graph=graph).components.target == "cpu"

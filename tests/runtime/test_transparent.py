@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from programs import run_under
 
 from max_build.runtime.transparent import SITE, environment
 
@@ -39,34 +40,6 @@ except ValueError as error:
 else:
     raise AssertionError("a missing weight has to be refused on a hit as well")
 """
-
-
-def run_under(
-    tmp_path: Path, code: str, *arguments: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    """Run Python code below `max-build run`."""
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(code))
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from max_build.cli import main; sys.exit(main())",
-        "-v",
-        "run",
-        *arguments,
-        "--",
-        sys.executable,
-        str(program),
-    ]
-    return subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
 
 
 def test_a_second_run_compiles_nothing_and_gives_the_same(tmp_path: Path) -> None:

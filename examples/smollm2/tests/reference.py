@@ -34,7 +34,7 @@ class Reference:
         }
 
         def number(name: str) -> float:
-            return reader.fields[f"llama.{name}"].contents()
+            return float(reader.fields[f"llama.{name}"].contents())
 
         self._layers = int(number("block_count"))
         self._heads = int(number("attention.head_count"))
@@ -82,8 +82,9 @@ class Reference:
         return result
 
     def _norm(self, name: str, x: Array) -> Array:
-        scaled: Array = x / np.sqrt(np.square(x).mean(axis=1, keepdims=True) + self._epsilon)
-        return scaled * self._weights[f"{name}.weight"]
+        mean = np.square(x).mean(axis=1, keepdims=True)
+        scaled: Array = x / np.sqrt(mean + self._epsilon) * self._weights[f"{name}.weight"]
+        return scaled
 
 
 def _softmax(scores: Array) -> Array:

@@ -52,7 +52,7 @@ class Builder:
             values = [value.tensor for value in layer.inputs]
             count = len(model.layer_weights)
             weights = dict(zip(model.layer_weights, values[-count:], strict=True))
-            layer.output(*self.layer(*values[:-count], weights))
+            layer.output(*self.layer(weights, *values[:-count]))
         rows = []
         for mine, known in zip(layers, past, strict=True):
             x, row = (v.tensor for v in ops.call(layer, x, known, *positions, *mine))
@@ -76,7 +76,9 @@ class Builder:
         """
         model, seq, old = self.model, token_ids.shape[0], past.shape[0]
         position = self.count(seq) + TensorValue(old)
-        frequency = model.rope_base ** -(np.arange(0, model.head, 2) / model.head)
+        # The last bits of a power depend on the processor. Rounded, the graph, and so its key, is
+        # the same everywhere.
+        frequency = np.round(model.rope_base ** -(np.arange(0, model.head, 2) / model.head), 12)
         angle = ops.unsqueeze(ops.cast(position, DType.float64), 1) * ops.constant(
             frequency, DType.float64, self.device
         )
@@ -91,12 +93,12 @@ class Builder:
 
     def layer(
         self,
+        weights: Mapping[str, TensorValue],
         x: TensorValue,
         past: TensorValue,
         cos: TensorValue,
         sin: TensorValue,
         bias: TensorValue,
-        weights: Mapping[str, TensorValue],
     ) -> tuple[TensorValue, TensorValue]:
         """One decoder layer on `x` `[seq, hidden]` and what it knows of the past.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from max_build.compilers.workspace import in_memory
+from max_build.workspace import in_memory
 
 MEMORY = Path("/dev/shm")
 
@@ -36,7 +36,7 @@ def test_without_room_it_is_in_the_given_directory(tmp_path: Path) -> None:
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from max_build.compilers.workspace import in_memory\n"
+        "from max_build.workspace import in_memory\n"
         "with in_memory(Path(sys.argv[1]), 1) as path:\n"
         "    print(path, flush=True)\n"
         "    sys.stdin.read() if sys.argv[2] == 'wait' else os._exit(9)\n"
