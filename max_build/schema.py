@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from max_build.store.amounts import parse_size
 
 __all__ = ["CACHE", "GRAPH", "KERNEL", "PROJECT", "Field", "markdown"]
 
@@ -112,21 +115,15 @@ def seconds(value: Any) -> float:
     return float(value)
 
 
-_UNITS = {"": 1, "B": 1, **{f"{p}iB": 1 << 10 * n for n, p in enumerate("KMGT", 1)}}
-_UNITS |= {f"{p}B": 1000**n for n, p in enumerate("kMGT", 1)}
-
-
 def size(value: Any) -> int:
-    """Read a number of bytes: an integer, or a string such as `"20 GiB"`."""
+    """Read a number of bytes: an integer, or a string such as `"20 GiB"` or `"200G"`."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    found = (
-        re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(\w*)\s*", value) if isinstance(value, str) else None
-    )
-    if not found or found[2] not in _UNITS:
-        message = f'must be a size such as "20 GiB", {_got(value)}'
-        raise ValueError(message)
-    return int(float(found[1]) * _UNITS[found[2]])
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return parse_size(value)
+    message = f'must be a size such as "20 GiB", {_got(value)}'
+    raise ValueError(message)
 
 
 def choice(*allowed: str) -> Reader:
@@ -382,7 +379,7 @@ CACHE: tuple[Field, ...] = (
     Field(
         "remote",
         text,
-        "`s3://`, `gs://`, `az://`, `https://` or `file://` URL",
+        "`s3://`, `gs://`, `az://`, `https://`, `http://` or `file://` URL",
         "",
         "MAX_BUILD_REMOTE",
         "none",

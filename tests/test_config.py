@@ -62,7 +62,7 @@ def test_every_finding_is_told_at_once_by_its_path(tmp_path: Path) -> None:
     embed = 1
     [tool.max-build.cache]
     remote-mode = "write"
-    max-size = "20 Gb"
+    max-size = "20 lots"
     [tool.max-build.graphs.encoder]
     entry = "toy.graph"
     [tool.max-build.graphs.decoder]

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     settings = settings_of(options)
     if options.check_determinism:
         return _check_determinism(settings, as_json=options.json)
-    with opened(settings) as cache, Progress(verbose=options.verbose) as progress:
+    with opened(settings.cache) as cache, Progress(verbose=options.verbose) as progress:
         mode: Mode = "require-hit" if settings.require_hit else "build"
         result = build_noted(settings, cache, mode=mode, report=progress)
         saved = sum(

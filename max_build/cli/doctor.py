@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from max_build.cli.project import print_json, settings_of
+from max_build.cli.project import cache_of, print_json
+from max_build.config import load_settings
 from max_build.errors import MaxBuildError
 from max_build.store.doctor import Check
 
@@ -45,10 +46,11 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
     from max_build.store import open_cache
     from max_build.store.doctor import examine
 
-    settings = settings_of(options)
-    with open_cache(settings.cache) as cache:
+    with open_cache(cache_of(options)) as cache:
         yield from examine(cache)
-    yield from _compilers({unit.compiler for unit in settings.units})
+    in_project = (options.project / "pyproject.toml").is_file()
+    units = load_settings(options.project).units if in_project else ()
+    yield from _compilers({unit.compiler for unit in units})
     yield from _devices()
 
 

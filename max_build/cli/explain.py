@@ -35,7 +35,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Explain; 1 if the unit cannot be derived for some target."""
     settings = settings_of(options)
-    with opened(settings) as cache:
+    with opened(settings.cache) as cache:
         outcomes = build(settings, cache, mode="look").outcomes
         explained = [(one, one.explanation or _of_hit(cache, one)) for one in outcomes]
     if options.json:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.project import cache_of, opened, print_json
 from max_build.cli.tiers import directory_of
 from max_build.errors import StoreError
 from max_build.store.amounts import parse_age, parse_size, show_size
@@ -80,10 +80,10 @@ def run(options: argparse.Namespace) -> int:
             message = f"`{options.dir}` is not a directory"
             raise StoreError(message)
         return collect(DirectoryStore(options.dir), None)
-    settings = settings_of(options)
+    settings = cache_of(options)
     with opened(settings) as cache:
         store = directory_of(cache, options.tier)
-        return collect(store, settings.cache.max_size if options.tier == "local" else None)
+        return collect(store, settings.max_size if options.tier == "local" else None)
 
 
 def _whole(store: DirectoryStore, key: str) -> str:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.project import cache_of, opened, print_json
 from max_build.cli.selection import add_choice
 
 __all__ = ["register", "run"]
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from max_build.store.bundle import pack
     from max_build.store.transfer import chosen, recipes_for
 
-    with opened(settings_of(argparse.Namespace(project=options.project))) as cache:
+    with opened(cache_of(options)) as cache:
         local = store_of(cache, "local")
         keys = [
             record.key

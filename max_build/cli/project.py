@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from max_build.config import Settings, load_settings
-from max_build.store import Cache, open_cache
+from max_build.config import Settings, cache_settings, load_settings
+from max_build.store import Cache, CacheSettings, open_cache
 
-__all__ = ["add_selection", "opened", "print_json", "settings_of"]
+__all__ = ["add_selection", "cache_of", "opened", "print_json", "settings_of"]
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +49,23 @@ def settings_of(options: argparse.Namespace) -> Settings:
     return settings.narrowed(getattr(options, "units", ()), getattr(options, "targets", None) or ())
 
 
+def cache_of(options: argparse.Namespace) -> CacheSettings:
+    """The project's cache where there is a project, else the user's.
+
+    Raises
+    ------
+    ConfigError
+        If the settings are wrong.
+    """
+    if (options.project / "pyproject.toml").is_file():
+        return load_settings(options.project).cache
+    return cache_settings()
+
+
 @contextlib.contextmanager
-def opened(settings: Settings) -> Iterator[Cache]:
-    """The project's cache for the length of the block; its warnings go to stderr at the end."""
-    cache = open_cache(settings.cache)
+def opened(settings: CacheSettings) -> Iterator[Cache]:
+    """The cache for the length of the block; its warnings go to stderr at the end."""
+    cache = open_cache(settings)
     try:
         yield cache
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from max_build.cli.project import opened, settings_of
+from max_build.cli.project import cache_of, opened
 from max_build.cli.selection import add_choice, report_moved
 from max_build.errors import StoreError
 
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Pull; 1 if anything could not be moved."""
     from max_build.store.transfer import chosen, pull
 
-    with opened(settings_of(argparse.Namespace(project=options.project))) as cache:
+    with opened(cache_of(options)) as cache:
         if not cache.outer:
             message = "there is no shared cache and no remote to pull from"
             raise StoreError(message, hint="set `MAX_BUILD_REMOTE`, or `remote` in the project")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from max_build.cli.project import opened, settings_of
+from max_build.cli.project import cache_of, opened
 from max_build.cli.selection import add_choice, report_moved
 
 __all__ = ["register", "run"]
@@ -29,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from max_build.cli.tiers import store_of
     from max_build.store.transfer import chosen, push
 
-    with opened(settings_of(argparse.Namespace(project=options.project))) as cache:
+    with opened(cache_of(options)) as cache:
         local = store_of(cache, "local")
         records = list(
             chosen(local, keys=options.keys, units=options.units, targets=options.targets)

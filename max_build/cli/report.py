@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from max_build.cli.project import opened, print_json, settings_of
-from max_build.config import cache_settings
+from max_build.cli.project import cache_of, opened, print_json, settings_of
 from max_build.errors import MaxBuildError, NotBuiltError
 from max_build.report.gather import Report, of_cache, of_project
 
@@ -60,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _project(options: argparse.Namespace) -> Report:
     settings = settings_of(options)
-    with opened(settings) as cache:
+    with opened(settings.cache) as cache:
         report = of_project(settings, cache)
     if report is None:
         message = f"no build of `{settings.project or settings.root}` is noted on this machine"
@@ -71,12 +69,5 @@ def _project(options: argparse.Namespace) -> Report:
 
 def _cache(options: argparse.Namespace) -> Report:
     """Of the project's cache where there is a project, else of the user's own."""
-    from max_build.store import open_cache
-
-    in_project = (options.project / "pyproject.toml").is_file()
-    settings = settings_of(options).cache if in_project else cache_settings()
-    with open_cache(settings) as cache:
-        report = of_cache(cache)
-        for warning in cache.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
-    return report
+    with opened(cache_of(options)) as cache:
+        return of_cache(cache)

@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show; 1 if any target of the unit is not in the cache."""
     settings = settings_of(options)
-    with opened(settings) as cache:
+    with opened(settings.cache) as cache:
         result = build(settings, cache, mode="require-hit")
         shown = [_described(one, cache) for one in result.outcomes if one.record]
     if options.json:

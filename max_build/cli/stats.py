@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.project import cache_of, opened, print_json
 
 __all__ = ["register", "run"]
 
@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     from max_build.store.amounts import show_size
     from max_build.store.stats import load_totals, prometheus
 
-    with opened(settings_of(options)) as cache:
+    with opened(cache_of(options)) as cache:
         ever, last = load_totals(cache.memo, "ever"), load_totals(cache.memo, "last")
     if options.prometheus:
         print(prometheus(ever), end="")

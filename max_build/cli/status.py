@@ -29,7 +29,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Look up; 1 if a unit cannot be derived."""
     settings = settings_of(options)
-    with opened(settings) as cache:
+    with opened(settings.cache) as cache:
         result = build(settings, cache, mode="look")
     if options.json:
         print_json([described(one) for one in result.outcomes])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.project import cache_of, opened, print_json
 
 __all__ = ["register", "run"]
 
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     """Unpack; 1 if anything was refused."""
     from max_build.store.bundle import unpack
 
-    with opened(settings_of(options)) as cache:
+    with opened(cache_of(options)) as cache:
         result = unpack(cache, options.file)
     if options.json:
         print_json(result)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.project import cache_of, opened, print_json
 from max_build.cli.tiers import store_of
 
 __all__ = ["register", "run"]
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     """Verify; 1 if anything is damaged."""
     from max_build.store.verify import verify
 
-    with opened(settings_of(options)) as cache:
+    with opened(cache_of(options)) as cache:
         store = store_of(cache, options.tier)
         result = verify(store, repair=store.writable and not options.dry_run)
     if options.json:

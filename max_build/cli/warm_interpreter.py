@@ -7,11 +7,8 @@ import sys
 import time
 from typing import Any
 
-from max_build.cli.project import print_json
-from max_build.config import cache_settings, load_settings
-from max_build.errors import ConfigError
+from max_build.cli.project import cache_of, opened, print_json
 from max_build.interpreter_cache import fetch, machine, warm
-from max_build.store import CacheSettings, open_cache
 
 __all__ = ["register", "run"]
 
@@ -43,31 +40,19 @@ def run(options: argparse.Namespace) -> int:
     here = machine()
     tier, state = "", "warmed already"
     if not here.warmed or options.force:
-        with open_cache(_settings(options)) as cache:
+        with opened(cache_of(options)) as cache:
             tier = fetch(cache, here, _Progress())
             state = "fetched" if tier else "missed"
             if not tier and not options.require_hit:
                 print("max-build: no tier has it; this takes many minutes", file=sys.stderr)
                 warm(cache, here, _Progress(), jobs=options.jobs)
                 state = "made"
-            for warning in cache.warnings:
-                print(f"warning: {warning}", file=sys.stderr)
     seconds = round(time.monotonic() - started, 1)
     if options.json:
         print_json({"state": state, "tier": tier, "folder": here.folder, "seconds": seconds})
     where = f" ({tier})" if tier else ""
     print(f"max-build: interpreter cache {state}{where} in {seconds} s", file=sys.stderr)
     return 1 if state == "missed" else 0
-
-
-def _settings(options: argparse.Namespace) -> CacheSettings:
-    """The project's cache where there is a project, else the user's."""
-    try:
-        return load_settings(options.project).cache
-    except ConfigError:
-        if (options.project / "pyproject.toml").is_file():
-            raise
-        return cache_settings()
 
 
 class _Progress:

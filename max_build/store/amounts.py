@@ -44,7 +44,7 @@ def parse_age(text: str) -> float:
 
 def show_size(count: float) -> str:
     """A number of bytes to three digits or so."""
-    for unit in ("B", "KB", "MB", "GB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000

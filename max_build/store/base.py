@@ -178,6 +178,9 @@ class Store(ABC):
     def delete(self, kind: Kind, name: str) -> None:
         """Remove a name, if it is there."""
 
+    def touch(self, key: str) -> None:  # noqa: B027 - a server notes by itself, or not at all
+        """Note that an entry was used, where gc goes by that; never raises."""
+
     def refresh(self, digest: str) -> None:  # noqa: B027 - most stores have nothing to do
         """Note that an entry is about to name a blob that is there, so that gc leaves it."""
 

@@ -96,6 +96,8 @@ class Reader:
             if error.kind == "corrupt":
                 self._damaged_outside(tier, key, error)
             raise NoGoodError(Miss("fault", error.message)) from error
+        if fetch:
+            tier.touch(key)
         return record, data
 
     def believe(self, tier: Tier, key: str, data: bytes) -> Record:

@@ -95,6 +95,11 @@ class Tier:
         self._suspect.discard(("ac", key))
         return stored
 
+    def touch(self, key: str) -> None:
+        """Note that an entry was used, where the store's gc goes by that."""
+        with contextlib.suppress(StoreError):
+            self._call(lambda: self.store.touch(key))
+
     def has_blob(self, digest: str) -> bool:
         """Whether the tier has a blob, and nobody found it damaged."""
         if ("cas", digest) in self._suspect:

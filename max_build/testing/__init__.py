@@ -1,1 +1,1 @@
-"""What adapters must pass, as tests to inherit: for our own, and for those of third parties."""
+"""For the tests of others: the contract of a store, and what the pytest plugin hands out."""

