@@ -44,6 +44,7 @@ class WeightRules(msgspec.Struct, frozen=True, kw_only=True):
     tied: dict[str, str] = {}
     transpose: tuple[str, ...] = ()
     cast: dict[str, str] = {}
+    quantised: dict[str, str] = {}
 
     @classmethod
     def declared(cls, table: Mapping[str, Any]) -> WeightRules:

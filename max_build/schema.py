@@ -294,6 +294,14 @@ GRAPH: tuple[Field, ...] = (
         shown="none",
     ),
     Field(
+        "quantised",
+        strings,
+        "pattern of weights the graph takes as bytes → type of their blocks, "
+        '`{ "*.ffn_up.weight" = "q4_k" }`; a file of another type is refused',
+        {},
+        shown="none",
+    ),
+    Field(
         "options",
         table,
         "options of the compiler: `tile-based-fusion`, `defines`",

@@ -78,8 +78,9 @@ def run(
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command; variables given as None are removed."""
-    # MAX, imported by an earlier test, tells its children where this environment's copy lies.
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MODULAR_M")}
+    # MAX, imported by an earlier test, tells its children where this environment's copy lies, and
+    # hatch that they are in one of its environments.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HATCH_", "MODULAR_M"))}
     for name, value in (env or {}).items():
         environment.pop(name, None)
         if value is not None:

@@ -41,7 +41,7 @@ class Watching:
             self.process = subprocess.Popen(command, cwd=repo, stderr=file)
 
     def wait_for(self, text: str, times: int = 1) -> str:
-        for _ in range(600):
+        for _ in range(2400):
             said = self.log.read_text()
             if said.count(text) >= times:
                 return said
@@ -51,7 +51,7 @@ class Watching:
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
-        self.process.wait(timeout=20)
+        self.process.wait(timeout=120)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from max_build.errors import ToolchainError
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from max_build.record import Kernel, Role, Tensor
     from max_build.target import Target
 
-__all__ = ["Compiler", "Derivation", "Direct", "Job", "Memory", "Product", "get", "names"]
+__all__ = ["Compiler", "Derivation", "Direct", "Job", "Memory", "Product", "get", "names", "takes"]
 
 GROUP = "max_build.compilers"
 _OWN = {
@@ -126,6 +126,11 @@ class Compiler(Protocol):
         ...
 
     @property
+    def kinds(self) -> tuple[Literal["graph", "kernel"], ...]:
+        """The kinds of unit it takes; an adapter that does not say takes both."""
+        ...
+
+    @property
     def accepts(self) -> tuple[Target, ...]:
         """Every target it can compile for."""
         ...
@@ -212,6 +217,11 @@ def get(name: str) -> Compiler:
         message = f"compiler `{name}` ({point.value}) cannot be loaded: {error}"
         raise ToolchainError(message) from error
     return adapter
+
+
+def takes(adapter: Compiler, kind: Literal["graph", "kernel"]) -> bool:
+    """Whether an adapter compiles units of that kind, whose tables have keys of their own."""
+    return kind in getattr(adapter, "kinds", (kind,))
 
 
 def names() -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class CudaCompiler:
     """Compiles `source = "….cu"`."""
 
     name = "cuda"
+    kinds: tuple[Literal["graph", "kernel"], ...] = ("kernel",)
     accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
     runs_user_code = False
     one_job_per_process = False

@@ -70,6 +70,7 @@ class MaxCompiler:
     """Compiles `entry = "package.module:function"`, called as `function(target) -> Graph`."""
 
     name = "max"
+    kinds: tuple[Literal["graph", "kernel"], ...] = ("graph",)
     accepts: tuple[Target, ...] = KNOWN_TARGETS
     runs_user_code = True
     one_job_per_process = True
@@ -104,11 +105,18 @@ class MaxCompiler:
         """Build the graph and hash its canonical text, with what the session adds to it."""
         environment = self.ambient(os.environ)
         _start(job)
-        with mojo_libraries.observed() as libraries, imported(job) as entry:
+        with mojo_libraries.observed(job.scratch) as libraries, imported(job) as entry:
             graph = _call(job, entry)
             text = canonical_ir(graph, libraries)
+        # What the project's code sets reaches the compile, which runs in this process.
+        later = self.ambient(os.environ)
+        environment |= {
+            f"{name} (set by the project)": later.get(name, "")
+            for name in environment.keys() | later.keys()
+            if later.get(name) != environment.get(name)
+        }
         options = job.unit.declared["options"]
-        canonical_options = {
+        canonical_options = _debug_settings() | {
             f"define.{name}": f"{type(value).__name__} {value}"
             for name, value in options.get("defines", {}).items()
         }
@@ -127,7 +135,7 @@ class MaxCompiler:
             components=components,
             ir=text,
             uncacheable=libraries.unknown(graph),
-            state=graph,
+            state=(graph, libraries),
             reads=libraries.sources(),
         )
 
@@ -135,7 +143,7 @@ class MaxCompiler:
         """Compile the graph that `derive` built and export it as a MEF."""
         from max import driver, engine
 
-        graph = derivation.state
+        graph, libraries = derivation.state
         options = job.unit.declared["options"]
         devices = [driver.CPU()] if job.target.is_cpu else [driver.CPU(), driver.Accelerator()]
         try:
@@ -150,6 +158,9 @@ class MaxCompiler:
         except Exception as error:
             message = f"MAX refused the graph: {_last_cause(error)}"
             raise CompileError(message) from error
+        if changed := libraries.changed():
+            message = f"kernel library `{changed}` changed while the graph was compiled"
+            raise CompileError(message, hint="build again")
         arch = _validate(path, str(job.target))
         return Product(files={"mef": path}, arch=arch, **signature(graph)._asdict())
 
@@ -287,6 +298,16 @@ def _call(job: Job, function: Any) -> Any:
         message = f"`{entry}` returned a graph without an output"
         raise CompileError(message, hint="end it with `graph.output(…)`")
     return graph
+
+
+def _debug_settings() -> dict[str, str]:
+    """The process-wide settings of `InferenceSession.debug` that are on, as options."""
+    from max.engine import InferenceSession
+
+    debug = InferenceSession.debug
+    names = [name for name in dir(debug) if not name.startswith("_") and name != "print_style"]
+    found = {name: value for name in names if not callable(value := getattr(debug, name))}
+    return {f"debug.{name}": str(value) for name, value in found.items() if value}
 
 
 def _last_cause(error: BaseException) -> str:

@@ -8,14 +8,16 @@ file of the package, or by its own bytes where it came compiled.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from max_build.key import canonical
+from max_build.errors import CompileError
+from max_build.key import canonical, digest
 
 __all__ = ["Libraries", "observed", "tree_digest"]
 
@@ -50,6 +52,13 @@ class Libraries:
         """Label → digest of each library the text named; labels are positions, not paths."""
         return {f"library.{n}": one for n, one in enumerate(sorted(set(self.seen.values())), 1)}
 
+    def changed(self) -> str:
+        """Name of a library that came compiled and is another file by now; empty if none is."""
+        for path, found in self.seen.items():
+            if path not in self.built and tree_digest(Path(path)) != found:
+                return Path(path).name
+        return ""
+
     def sources(self) -> tuple[Path, ...]:
         """What the libraries came from: folders of Mojo sources, and files that came compiled."""
         return tuple(sorted({self.built.get(path, Path(path)) for path in self.seen}))
@@ -65,16 +74,35 @@ class Libraries:
 
 
 @contextlib.contextmanager
-def observed() -> Iterator[Libraries]:
-    """Note which sources each library is compiled from, while the block builds a graph."""
+def observed(scratch: Path) -> Iterator[Libraries]:
+    """Note which sources each library is compiled from, while the block builds a graph.
+
+    MAX compiles a library to a file that all processes of a user share. Here it is made in
+    `scratch`, so that what is hashed is what is compiled, whoever else compiles another state of
+    the same sources meanwhile.
+
+    Raises
+    ------
+    CompileError
+        If the sources changed while they were compiled.
+    """
     from max.graph import graph as module
 
     libraries = Libraries()
     build = module._build_mojo_source_package
 
     def noting(path: Path) -> Path:
-        compiled: Path = build(path)
+        before, shared = tree_digest(Path(path)), tempfile.tempdir
+        tempfile.tempdir = str(scratch)
+        try:
+            compiled: Path = build(path)
+        finally:
+            tempfile.tempdir = shared
+        if tree_digest(Path(path)) != before:
+            message = f"kernel library `{Path(path).name}` changed while it was compiled"
+            raise CompileError(message, hint="build again")
         libraries.built[str(compiled)] = Path(path)
+        libraries.seen[str(compiled)] = before
         return compiled
 
     module._build_mojo_source_package = noting
@@ -85,15 +113,21 @@ def observed() -> Iterator[Libraries]:
 
 
 def tree_digest(path: Path) -> str:
-    """SHA-256 over a file's bytes, or over relative names and bytes of every file below `path`."""
+    """SHA-256 of a file's bytes, or of the relative names and bytes of every file below `path`."""
     if path.is_file():
-        return hashlib.sha256(path.read_bytes(), usedforsecurity=False).hexdigest()
-    rows = [
-        (
-            str(one.relative_to(path)),
-            hashlib.sha256(one.read_bytes(), usedforsecurity=False).hexdigest(),
-        )
-        for one in sorted(path.rglob("*"))
-        if one.is_file() and "__pycache__" not in one.parts
-    ]
-    return hashlib.sha256(canonical(rows), usedforsecurity=False).hexdigest()
+        return digest(path.read_bytes())
+    rows: list[tuple[str, str]] = []
+    entered: set[tuple[int, int]] = set()
+    # Mojo follows links to folders, so their files count as well; a loop is entered once.
+    for folder, folders, names in os.walk(path, followlinks=True):
+        info = os.stat(folder)
+        if (info.st_dev, info.st_ino) in entered:
+            folders.clear()
+            continue
+        entered.add((info.st_dev, info.st_ino))
+        folders[:] = sorted(one for one in folders if one != "__pycache__")
+        for name in names:
+            file = Path(folder, name)
+            if file.is_file():
+                rows.append((str(file.relative_to(path)), digest(file.read_bytes())))
+    return digest(canonical(sorted(rows)))

@@ -33,6 +33,7 @@ class PtxCompiler:
     """Compiles `source = "….ptx"`."""
 
     name = "ptx"
+    kinds: tuple[Literal["graph", "kernel"], ...] = ("kernel",)
     accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
     runs_user_code = False
     one_job_per_process = False

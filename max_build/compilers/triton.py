@@ -58,6 +58,7 @@ class TritonCompiler:
     """Compiles `entry = "package.module:kernel"`, a function under `@triton.jit`."""
 
     name = "triton"
+    kinds: tuple[Literal["graph", "kernel"], ...] = ("kernel",)
     accepts: tuple[Target, ...] = tuple(Target(f"sm_{one}") for one in _ARCHITECTURES)
     runs_user_code = True
     # What one unit's code imports, patches or reads must not show in the next one's key or recipe.

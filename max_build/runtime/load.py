@@ -122,6 +122,7 @@ def bring_up(
         tied=rules.tied,
         transpose=rules.transpose,
         cast=rules.cast,
+        quantised=rules.quantised,
     )
     return initialise(unit, choice, artifact, bound)
 

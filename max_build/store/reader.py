@@ -133,6 +133,10 @@ class Reader:
                 raise NoGoodError(Miss(reason, text))
             self._note(tier.label, StoreError(text, kind=reason))
 
+    def vouched(self, key: str, sealed: Sealed) -> bool:
+        """Whether a known key signed an entry, whatever the tiers' settings ask."""
+        return not self._verifier.objection(key, sealed)
+
     def _damaged_outside(self, tier: Tier, key: str, error: Exception) -> NoReturn:
         fault = StoreError(f"{tier.label} cache, key {key[:12]}: {error}", kind="corrupt")
         self._note(tier.label, fault)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from max_build.errors import StoreError
 from max_build.store.answer import NoGoodError
-from max_build.store.entry import seal, seal_recipes, unseal, unseal_recipes
+from max_build.store.entry import Sealed, seal, seal_recipes, unseal, unseal_recipes
 from max_build.store.local import Local
 from max_build.store.reader import Reader
 from max_build.store.tiers import Tier
@@ -20,7 +20,11 @@ PER_LOOKUP = 8
 
 
 class Recipes:
-    """Recipes in every tier, as text: what they mean is `max_build.recipe`'s business."""
+    """Recipes in every tier, as text: what they mean is `max_build.recipe`'s business.
+
+    One signature is over all that stands under a lookup key. A machine that signs therefore puts
+    its own recipe in front of such others alone that a known key vouches for.
+    """
 
     def __init__(
         self,
@@ -40,7 +44,7 @@ class Recipes:
         """The recipes kept under a lookup key (SHA-256, hex), newest first.
 
         The local ones, and those of the outer tiers if there are none or with `everywhere`; these
-        are kept here too. What is damaged or not trusted counts as none.
+        are kept here too, unsigned. What is damaged or not trusted counts as none.
         """
         ours = self._ours(lookup)
         found = list(ours)
@@ -49,7 +53,8 @@ class Recipes:
                 with contextlib.suppress(StoreError, NoGoodError):
                     found.extend(r for r in self._theirs(tier, lookup) if r not in found)
             if len(found) > len(ours):
-                self._local.put_entry(lookup, self._sealed(lookup, found[:PER_LOOKUP]))
+                payload = seal_recipes(lookup, tuple(found[:PER_LOOKUP]))
+                self._local.put_entry(lookup, seal(payload))
         return tuple(found)
 
     def add(self, lookup: str, data: bytes, limit: int = PER_LOOKUP) -> None:
@@ -57,38 +62,44 @@ class Recipes:
 
         def merged(old: tuple[bytes, ...]) -> bytes:
             recipes = (data, *(text for text in old if text != data))
-            return self._sealed(lookup, recipes[:limit])
+            payload = seal_recipes(lookup, recipes[:limit])
+            return seal(payload, self._signer.sign(lookup, payload) if self._signer else None)
 
-        old = self._ours(lookup)
+        old = self._ours(lookup, to_sign=True)
         if old[:1] != (data,):
             self._local.put_entry(lookup, merged(old))
         for tier in self._outer:
             if tier.writable:
                 with contextlib.suppress(StoreError):
                     try:
-                        theirs = self._theirs(tier, lookup)
+                        theirs = self._theirs(tier, lookup, to_sign=True)
                     except NoGoodError:
                         theirs = ()
                     if theirs[:1] != (data,):
                         tier.put_entry(lookup, merged(theirs), replace=True)
 
-    def _sealed(self, lookup: str, recipes: Sequence[bytes]) -> bytes:
-        payload = seal_recipes(lookup, tuple(recipes))
-        return seal(payload, self._signer.sign(lookup, payload) if self._signer else None)
+    def _may_sign(self, lookup: str, sealed: Sealed) -> bool:
+        """Whether our signature, if we have one, may stand under what was read."""
+        if self._signer is None or self._reader.vouched(lookup, sealed):
+            return True
+        # Our own key counts where the project does not list it. Ed25519 signs the same twice.
+        own = self._signer.sign(lookup, sealed.payload)
+        return own.items() <= sealed.signatures.items()
 
-    def _ours(self, lookup: str) -> tuple[bytes, ...]:
+    def _ours(self, lookup: str, *, to_sign: bool = False) -> tuple[bytes, ...]:
         try:
             data = self._local.get_entry(lookup)
             if data is None:
                 return ()
-            recipes = unseal_recipes(lookup, unseal(data).payload)
+            sealed = unseal(data)
+            recipes = unseal_recipes(lookup, sealed.payload)
         except (StoreError, ValueError) as error:
             self._reader.damaged_here(lookup, error)
             return ()
         self._local.touch(lookup)
-        return recipes
+        return recipes if not to_sign or self._may_sign(lookup, sealed) else ()
 
-    def _theirs(self, tier: Tier, lookup: str) -> tuple[bytes, ...]:
+    def _theirs(self, tier: Tier, lookup: str, *, to_sign: bool = False) -> tuple[bytes, ...]:
         if not tier.open:
             return ()
         data = tier.entry(lookup)
@@ -101,4 +112,4 @@ class Recipes:
             self._note(tier.label, StoreError(str(error), kind="corrupt"))
             return ()
         self._reader.check_trust(tier, lookup, sealed)
-        return recipes
+        return recipes if not to_sign or self._may_sign(lookup, sealed) else ()

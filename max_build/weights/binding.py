@@ -57,6 +57,7 @@ def bind(
     tied: Mapping[str, str] | None = None,
     transpose: Sequence[str] = (),
     cast: Mapping[str, str] | None = None,
+    quantised: Mapping[str, str] | None = None,
 ) -> Bound:
     r"""Return the tensor for each weight of `signature`.
 
@@ -78,6 +79,10 @@ def bind(
     cast
         Pattern of graph names to the type they are converted to, on the host, when read:
         `float32`, `float16`, … and from quantised types too. The first match wins.
+    quantised
+        Pattern of graph names to the type of the blocks whose bytes the graph computes with:
+        `q4_k`. Needed for each quantised tensor that is taken as `uint8`, since types of
+        different meaning have blocks of one size. The first match wins.
 
     Raises
     ------
@@ -87,10 +92,11 @@ def bind(
     """
     problems: list[str] = []
     names = _renamed(weights, rename or {}, problems)
-    tied, cast = tied or {}, cast or {}
+    tied, cast, quantised = tied or {}, cast or {}, quantised or {}
     declared = {item.name for item in signature}
-    problems += _unknown_rules(declared, tied, transpose, cast)
+    problems += _unknown_rules(declared, tied, transpose, cast, quantised)
     transposed, casts = _matcher(dict.fromkeys(transpose, "")), _matcher(cast)
+    blocks = _matcher(quantised)
     bound = Bound()
     used: set[str] = set()
     for item in signature:
@@ -107,7 +113,7 @@ def bind(
         except ValueError as error:
             problems.append(f"{item.name!r}: {error}")
             continue
-        if problem := _mismatch(item, tensor):
+        if problem := _mismatch(item, tensor, blocks(item.name)):
             problems.append(problem)
         else:
             bound[item.name] = tensor
@@ -116,7 +122,8 @@ def bind(
         count = f"{len(problems)} problem{'s' * (len(problems) > 1)}"
         listed = "\n".join(f"  {problem}" for problem in problems)
         message = f"weights {files} do not fit the graph, {count}:\n{listed}"
-        raise WeightsError(message, hint="state renames, ties and casts in the project's settings")
+        hint = "state renames, ties, casts and quantised types in the project's settings"
+        raise WeightsError(message, hint=hint)
     bound.unused = tuple(sorted(weights.keys() - used))
     return bound
 
@@ -160,13 +167,19 @@ def _unknown_rules(
     tied: Mapping[str, str],
     transpose: Sequence[str],
     cast: Mapping[str, str],
+    quantised: Mapping[str, str],
 ) -> list[str]:
     problems = [
         f"`tied` names {name!r}, which the graph does not declare{_closest(name, declared)}"
         for name in tied
         if name not in declared
     ]
-    for option, patterns in (("transpose", transpose), ("cast", cast)):
+    problems += [
+        f"`quantised` rule {key!r} = {value!r} names no type{_closest(value.lower(), BY_NAME)}"
+        for key, value in quantised.items()
+        if value not in BY_NAME
+    ]
+    for option, patterns in (("transpose", transpose), ("cast", cast), ("quantised", quantised)):
         for pattern in patterns:
             match = _matcher({pattern: ""})
             if not any(match(name) is not None for name in declared):
@@ -231,13 +244,26 @@ def _closest(name: str, names: Iterable[str]) -> str:
     return f"; closest are {', '.join(map(repr, found))}" if found else ""
 
 
-def _mismatch(item: Declared, tensor: Tensor) -> str:
-    """Return what keeps `tensor` from being the declared weight, or nothing."""
+def _mismatch(item: Declared, tensor: Tensor, blocks: str | None) -> str:
+    """Return what keeps `tensor` from being the declared weight, or nothing.
+
+    `blocks` is the type that a rule says the declared bytes have.
+    """
     shape = tuple(item.shape)
     # Quantised weights are declared as the bytes of their blocks.
     raw = tensor.type.packed and (item.dtype, shape) == ("uint8", tensor.raw_shape)
     if not raw and (item.dtype, shape) != (tensor.dtype, tensor.shape):
         expected = f"the graph declares {item.dtype} {list(shape)}"
+        return f"{item.name!r}: {expected}, the file has {_of(tensor)}"
+    # Bytes of q4_0 fit wherever those of q4_k do: only the project knows what the graph decodes.
+    if raw and blocks is None:
+        rule = f'quantised = {{ "{item.name}" = "{tensor.dtype}" }}'
+        return (
+            f"{item.name!r}: the graph declares bytes, the file has {_of(tensor)}; "
+            f"if it computes with {tensor.dtype} blocks, say so: `{rule}`"
+        )
+    if item.dtype == "uint8" and blocks is not None and blocks != tensor.dtype:
+        expected = f"the graph computes with bytes of {blocks} by rule of `quantised`"
         return f"{item.name!r}: {expected}, the file has {_of(tensor)}"
     if not tensor.is_native:
         return f"{item.name!r}: the file's byte order is not this machine's"

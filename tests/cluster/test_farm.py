@@ -246,7 +246,7 @@ def test_an_interrupted_build_ends_at_once(farm: farms.Farm, tmp_path: Path, tea
     )
     farm.compiling()
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=15)
+    said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, said
     assert "interrupted" in said
     assert "Traceback" not in said

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from max_build.compilers.mojo_libraries import tree_digest
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
 from max_build.key import changes, key_of
@@ -261,6 +262,38 @@ def test_a_kernel_library_is_keyed_by_every_source_of_its_package(
     assert key_of(one.components) == key_of(same.components)
     names = [name for name, _, _ in changes(one.components, other.components)]
     assert names == ["dependencies.library.1", "sources.ir"]
+
+
+@pytest.mark.parametrize(
+    ("code", "component"),
+    [
+        (
+            "import os; os.environ['USE_FI_TOPK_KERNEL'] = '1'",
+            "environment.USE_FI_TOPK_KERNEL (set by the project)",
+        ),
+        (
+            "from max.engine import InferenceSession as S; S.debug.assert_level = 'ALL'",
+            "options.debug.assert_level",
+        ),
+    ],
+)
+def test_what_the_projects_code_sets_for_the_compile_is_a_miss(
+    derive: Derivation, before: Derived, code: str, component: str
+) -> None:
+    after = derive(graph=GRAPH.replace("def build(target):", f"def build(target):\n    {code}"))
+    assert [one[0] for one in changes(before.components, after.components)] == [component]
+
+
+def test_a_kernel_librarys_digest_follows_links_and_survives_a_loop(tmp_path: Path) -> None:
+    common, ops = tmp_path / "common", tmp_path / "ops"
+    for folder in (common, ops):
+        folder.mkdir()
+        (folder / "__init__.mojo").write_text("")
+    (ops / "common").symlink_to(common)
+    (common / "again").symlink_to(ops)
+    found = tree_digest(ops)
+    (common / "__init__.mojo").write_text("alias n = 1\n")
+    assert tree_digest(ops) != found
 
 
 def test_a_graph_for_the_cpu_is_built_as_if_there_were_no_gpu(derive: Derivation) -> None:

@@ -129,6 +129,8 @@ WRONG_RULES = {
     "tied": ({"tied": {"no": "model.embed.weight"}}, "`tied` names 'no'"),
     "transpose": ({"transpose": ["no*"]}, r"`transpose` pattern 'no\*' matches no weight"),
     "cast": ({"cast": {"no*": "float32"}}, r"`cast` pattern 'no\*' matches no weight"),
+    "quantised": ({"quantised": {"no*": "q4_k"}}, r"`quantised` pattern 'no\*' matches no"),
+    "no_type": ({"quantised": {"*": "Q4_K"}}, "'Q4_K' names no type; closest are 'q4_k'"),
     "to_bfloat16": ({"cast": {"*embed*": "bfloat16"}}, "cannot cast to 'bfloat16'"),
     "from_f8": ({"cast": {"model.f8": "float32"}}, "no decoder"),
 }
@@ -154,7 +156,8 @@ def quantised(tmp_path: Path) -> Weights:
 
 
 def test_quantised_tensors_are_declared_as_bytes_or_cast(quantised: Weights) -> None:
-    assert bind([W("w", "uint8", (3, 40))], quantised)["w"].raw_shape == (3, 40)
+    bound = bind([W("w", "uint8", (3, 40))], quantised, quantised={"*": "q4_1"})
+    assert bound["w"].raw_shape == (3, 40)
     cast = bind([W("w", "float32", (3, 64))], quantised, cast={"w": "float32"})["w"]
     np.testing.assert_array_equal(cast.numpy(), quantised["w"].dequantize())
     half = bind([W("w", "float16", (3, 64))], quantised, cast={"w": "float16"})["w"]
@@ -163,6 +166,33 @@ def test_quantised_tensors_are_declared_as_bytes_or_cast(quantised: Weights) -> 
         bind([W("w", "float32", (3, 64))], quantised)
     with pytest.raises(WeightsError, match="cannot transpose the blocks"):
         bind([W("w", "uint8", (40, 3))], quantised, transpose=["w"])
+
+
+# ggml's numbers of types whose blocks take up as many bytes: q4_0, q4_k, iq4_nl.
+@pytest.mark.parametrize(("number", "name"), [(2, "q4_0"), (12, "q4_k"), (20, "iq4_nl")])
+def test_blocks_of_one_size_are_not_taken_for_each_other(
+    tmp_path: Path, number: int, name: str
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(Gguf().tensor("w", [256, 2], number, bytes(288)).build())
+    weights, item = open_weights(path), W("w", "uint8", (2, 144))
+    with pytest.raises(WeightsError, match=rf'`quantised = {{ "w" = "{name}" }}`'):
+        bind([item], weights)
+    for other in {"q4_0", "q4_k", "iq4_nl"} - {name}:
+        with pytest.raises(WeightsError, match=rf"bytes of {other} .*, the file has {name} \["):
+            bind([item], weights, quantised={"w": other})
+    assert bind([item], weights, quantised={"w": name})["w"].dtype == name
+
+
+def test_a_rule_for_blocks_holds_for_plain_bytes_and_no_other_weights(tmp_path: Path) -> None:
+    header, data = tensors(mask=("U8", [4]), norm=("F32", [2]))
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors(header, data))
+    weights, mask = open_weights(path), W("mask", "uint8", (4,))
+    with pytest.raises(WeightsError, match=r"bytes of q4_k .*, the file has uint8 \[4\]"):
+        bind([mask], weights, quantised={"*": "q4_k"})
+    signature = [mask, W("norm", "float32", (2,))]
+    assert len(bind(signature, weights, quantised={"mask": "uint8", "*": "q4_k"})) == 2
 
 
 def test_foreign_byte_order_is_refused_unless_cast(tmp_path: Path) -> None:
