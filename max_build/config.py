@@ -5,11 +5,13 @@ Precedence, strongest first: flag, environment, hook table, project table, user 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +24,8 @@ from max_build.store.settings import CacheSettings
 from max_build.target import Target, parse
 
 __all__ = ["Settings", "Unit", "cache_settings", "load_settings"]
+
+Kind = Literal["graph", "kernel"]
 
 TABLE = "tool.max-build"
 # Keys of hatchling's own that stand in the hook's table beside ours.
@@ -65,7 +69,7 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Literal["graph", "kernel"]
+    kind: Kind
     compiler: str
     targets: tuple[str, ...]
     host: str
@@ -190,6 +194,10 @@ def load_settings(
         With every finding, each by its full path.
     """
     root = root.resolve()
+    if not _encodable(str(root)):
+        shown = os.fsencode(root).decode(errors="backslashreplace")
+        message = f"the project's directory `{shown}` has a path that is not UTF-8"
+        raise ConfigError(message, hint="rename the directory")
     document = _read_toml(root / "pyproject.toml")
     user = _user_file(environ)
     problems: list[str] = []
@@ -205,9 +213,13 @@ def load_settings(
         (f"{path}.cache", found) for path, table in layers if (found := _has(table, "cache"))
     ]
     cache = _decode(schema.CACHE, cache_layers, problems, environ, _has(user, "cache") or {})
+    tables: tuple[tuple[Kind, Sequence[Field]], ...] = (
+        ("graph", schema.GRAPH),
+        ("kernel", schema.KERNEL),
+    )
     units = [
         unit
-        for kind, fields in (("graph", schema.GRAPH), ("kernel", schema.KERNEL))
+        for kind, fields in tables
         for name, declared in project[f"{kind}s"].items()
         if (unit := _unit(kind, name, declared, fields, project, problems))
     ]
@@ -315,6 +327,9 @@ def _decode(
     flagged = {name for path, layer in layers if path.startswith(_FLAGS) for name in layer}
     for field in fields:
         if field.env and environ.get(field.env, "") != "" and field.name not in flagged:
+            if not _encodable(environ[field.env]):
+                problems.append(f"environment variable `{field.env}` is not UTF-8")
+                continue
             try:
                 value = _from_text(field, environ[field.env])
             except ValueError as error:
@@ -322,6 +337,15 @@ def _decode(
             else:
                 _read(field, value, f"environment variable {field.env}", values, problems)
     return values
+
+
+def _encodable(text: str) -> bool:
+    """Whether text that came from the system is UTF-8, as what workers and records are told is."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _read(field: Field, value: Any, path: str, values: dict[str, Any], problems: list[str]) -> None:
@@ -350,8 +374,20 @@ def _from_text(field: Field, value: str) -> Any:
         raise ValueError(message) from None
 
 
+def _endless(path: str, value: Any) -> Iterator[str]:
+    """What is wrong with the floats in a value: JSON, as workers are told it, has finite ones."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from _endless(f"{path}.{name}", one)
+    elif isinstance(value, list):
+        for position, one in enumerate(value):
+            yield from _endless(f"{path}[{position}]", one)
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"`{path}` must be a finite number, got {value!r}"
+
+
 def _unit(
-    kind: str,
+    kind: Kind,
     name: str,
     table: Any,
     fields: Sequence[Field],
@@ -365,6 +401,7 @@ def _unit(
         return None
     if not _UNIT_NAME.fullmatch(name):
         problems.append(f"`{where}`: a unit's name is made of letters, digits, `.`, `_` and `-`")
+    problems.extend(_endless(where, table))
     declared = _decode(fields, [(where, table)], problems, {}, {})
     compiler = declared.pop("compiler") or _compiler_of(where, declared, problems)
     if kind == "graph" and not declared["entry"] and "entry" not in table:
@@ -378,10 +415,14 @@ def _unit(
     except ToolchainError as error:
         problems.append(f"`{where}.compiler`: {error}")
         return None
+    if not compilers.takes(adapter, kind):
+        fitting = _list(_compilers_for(kind))
+        problems.append(f"`{where}.compiler` must be one of {fitting}, got {compiler!r}")
+        return None
     targets = _targets(where, names, adapter.accepts, problems)
     unit = Unit(
         name=name,
-        kind="graph" if kind == "graph" else "kernel",
+        kind=kind,
         compiler=compiler,
         targets=targets,
         host=host,
@@ -389,6 +430,15 @@ def _unit(
     )
     problems.extend(f"`{where}.{path}` {text}" for path, text in adapter.problems(unit))
     return unit
+
+
+def _compilers_for(kind: Kind) -> list[str]:
+    found = []
+    for name in compilers.names():
+        with contextlib.suppress(ToolchainError):  # of a third party, and not the one asked for
+            if compilers.takes(compilers.get(name), kind):
+                found.append(name)
+    return found
 
 
 def _compiler_of(where: str, declared: Mapping[str, Any], problems: list[str]) -> str:

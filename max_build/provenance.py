@@ -7,7 +7,9 @@ is the compiler's, whose adapter says what it takes from the machine (`Direct.am
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -19,7 +21,7 @@ from max_build.key import Components, key_of
 from max_build.owners import Owners, brings
 from max_build.recipe import Distribution, Recipe, broken
 from max_build.surroundings import Here, listing_of
-from max_build.tracing import Stack, Tracer, content
+from max_build.tracing import Stack, Tracer
 
 __all__ = ["recipe_of"]
 
@@ -40,6 +42,7 @@ _SOURCES = (
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
 _ALWAYS = ("PYTHONOPTIMIZE",)
+_SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")
 
 
 class _UnsuitableError(Exception):
@@ -113,6 +116,7 @@ class _Maker:
             place = min(notes.changed)
             _refuse(f"`{self._inside(place) or place}` changed while it was derived")
         self._refuse_strangers()
+        self._refuse_mapped()
         files = self._files()
         listings = {
             inside: found
@@ -127,12 +131,24 @@ class _Maker:
             for place, kind in notes.kinds.items()
             if (inside := self._inside(place)) is not None and inside not in (".", *files)
         }
+        links = {
+            inside: target
+            for place, target in notes.links.items()
+            if (inside := self._inside(place)) is not None and inside != "."
+        }
+        sizes = {
+            inside: size
+            for place, size in notes.sizes.items()
+            if size >= 0 and (inside := self._inside(place)) is not None and inside not in files
+        }
         return Recipe(
             key=key_of(components),
             components=components,
             python=here.python,
             files=dict(sorted(files.items())),
             looked=dict(sorted(looked.items())),
+            links=dict(sorted(links.items())),
+            sizes=dict(sorted(sizes.items())),
             listings=dict(sorted(listings.items())),
             modules=self._modules(),
             imported=tuple(sorted(self._imported)),
@@ -272,6 +288,54 @@ class _Maker:
             if file := self._directly(stacks):
                 _refuse(f"{self._told(file)} looks at `{place}`, outside the project")
 
+    def _refuse_mapped(self) -> None:
+        """Refuse files that native code holds mapped and that have no version.
+
+        Libraries that the loader finds by itself are the system's, as they are for the compiler.
+        """
+        for real, code in sorted(self._notes.mapped.items()):
+            place = self._known_as(real)
+            if self._inside(place) or self._of_python(place) or not os.path.isfile(real):
+                continue
+            if owner := self._owners.of(place):
+                if not code:
+                    self._reached.setdefault(owner, "")
+                continue
+            if not self._in_site(place) and (
+                place.startswith(_SYSTEM) or (code and os.path.dirname(place) in self._loaders())
+            ):
+                continue
+            if place.startswith(self._temporary[0] + os.sep) or (code and self._is_scrap(place)):
+                continue
+            _refuse(
+                f"`{place}` was mapped into memory, which belongs neither to the project nor to an "
+                "installed distribution"
+            )
+
+    def _loaders(self) -> set[str]:
+        """The directories in which ld.so(8) looks for libraries."""
+        found = {one for one in self._tracer.environ.get("LD_LIBRARY_PATH", "").split(":") if one}
+        try:
+            cache = Path("/etc/ld.so.cache").read_bytes()
+        except OSError:
+            cache = b""
+        found |= {os.path.dirname(os.fsdecode(one)) for one in re.findall(rb"/[^\0]+", cache)}
+        return {os.path.realpath(one) for one in found}
+
+    def _known_as(self, real: str) -> str:
+        """A real path as the project, Python and the distributions are known by."""
+        for base, known in self._bases:
+            if real.startswith(base + os.sep):
+                return known + real[len(base) :]
+        return real
+
+    @functools.cached_property
+    def _bases(self) -> list[tuple[str, str]]:
+        """Real directory → how it is known, the innermost first."""
+        known = dict.fromkeys((*self._own, os.path.dirname(os.__file__), *sys.path))
+        found = [(os.path.realpath(one), os.path.abspath(one)) for one in known if one]
+        return sorted(found, key=lambda one: -len(one[0]))
+
     # --- what is the project's
 
     def _files(self) -> dict[str, str]:
@@ -304,7 +368,7 @@ class _Maker:
                 todo += [
                     os.path.join(one, name) for name in os.listdir(one) if name != "__pycache__"
                 ]
-            elif found := content(one):
+            elif found := self._tracer.content(one):
                 files.setdefault(path, found)
             else:
                 _refuse(f"`{path}` cannot be read, or is no file")
@@ -316,9 +380,10 @@ class _Maker:
         except inotify.Overflow:
             message = "too many files of the project were opened to follow"
             _refuse(message)
+        opened |= {self._known_as(one) for one in self._notes.mapped}
         for place in opened - self._notes.files.keys() - self._notes.written.keys():
             path = self._inside(place)
-            if path and not place.endswith(_SOURCES) and (found := content(place)):
+            if path and not place.endswith(_SOURCES) and (found := self._tracer.content(place)):
                 files.setdefault(path, found)
 
     def _modules(self) -> dict[str, dict[str, tuple[str, ...]]]:

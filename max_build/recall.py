@@ -22,12 +22,14 @@ __all__ = ["Recall"]
 
 _DECIDES = (
     "distributions",
+    "inotify",
     "key",
     "owners",
     "provenance",
     "recipe",
     "recorder",
     "surroundings",
+    "target",
     "tracing",
     "worker",
     "workers",

@@ -32,7 +32,7 @@ __all__ = [
     "lookup_key",
 ]
 
-RECIPE_SCHEMA = 1
+RECIPE_SCHEMA = 2
 """Raised whenever what a recipe records, or what it means, changes."""
 
 Kind = Literal["absent", "file", "directory", "dangling link"]
@@ -66,6 +66,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         File → SHA-256 (hex) of what was read.
     looked
         Path → what was there when the code asked, without reading it.
+    links
+        Path that was asked about as a symbolic link → `digest_of_value` of where it points; empty
+        where it is none.
+    sizes
+        File that was not read → its bytes, where the code may have asked for them.
     listings
         Directory → digest of its names.
     modules
@@ -84,6 +89,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     python: str
     files: dict[str, str] = {}
     looked: dict[str, Kind] = {}
+    links: dict[str, str] = {}
+    sizes: dict[str, int] = {}
     listings: dict[str, str] = {}
     modules: dict[str, dict[str, tuple[str, ...]]] = {}
     imported: tuple[str, ...] = ()
@@ -106,6 +113,14 @@ class Surroundings(Protocol):
 
     def kind(self, path: str) -> Kind:
         """What is there."""
+        ...
+
+    def link(self, path: str) -> str:
+        """`digest_of_value` of where a symbolic link points; empty where there is none."""
+        ...
+
+    def size(self, path: str) -> int:
+        """Bytes of a regular file; -1 where there is none."""
         ...
 
     def listing(self, path: str) -> str:
@@ -204,18 +219,33 @@ def _relative(paths: tuple[str, ...], root: str) -> list[str]:
 def broken(recipe: Recipe, now: Surroundings) -> str:
     """Why a recipe does not hold any more, naming the first thing that changed; empty if it does.
 
-    What is cheap to look at, and likely to have changed, comes first.
+    What is cheap to look at, and likely to have changed, comes first. A recipe can come from
+    anywhere, so what cannot even be looked at, such as a path with a null byte, does not hold.
     """
+    try:
+        return _broken(recipe, now)
+    except (ValueError, OSError) as error:
+        return f"its recipe cannot be checked ({error})"
+
+
+def _broken(recipe: Recipe, now: Surroundings) -> str:
     if recipe.python != now.python:
         return f"Python: {recipe.python} → {now.python}"
     for path, kind in recipe.looked.items():
         if now.kind(path) != kind:
             return f"`{path}` {_became(kind, now.kind(path))}"
+    for path, target in recipe.links.items():
+        if (found := now.link(path)) != target:
+            how = "is no link" if not found else "points elsewhere" if target else "is a link"
+            return f"`{path}` {how} now"
+    for path, size in recipe.sizes.items():
+        if now.size(path) != size:
+            return f"`{path}` changed in size"
     for directory, modules in recipe.modules.items():
         for module, entries in modules.items():
-            found = now.candidates(directory, module)
-            if found != entries:
-                return _shadowed(directory, entries, found)
+            present = now.candidates(directory, module)
+            if present != entries:
+                return _shadowed(directory, entries, present)
     for path, listing in recipe.listings.items():
         if now.listing(path) != listing:
             return f"files were added to or removed from `{path}`"

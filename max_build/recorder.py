@@ -53,12 +53,11 @@ def _recipe(
 ) -> tuple[Recipe | None, str]:
     from max_build.provenance import recipe_of
     from max_build.surroundings import Here
-    from max_build.tracing import content
 
     root = str(job.root)
     return recipe_of(
         tracer,
-        Here(root, job.python_path, tracer.environ, content, {}),
+        Here(root, job.python_path, tracer.environ, tracer.content, {}),
         derivation.components,
         root=root,
         python_path=job.python_path,

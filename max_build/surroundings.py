@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -13,7 +14,17 @@ from max_build import distributions
 from max_build.key import canonical, digest
 from max_build.recipe import Kind, digest_of_value
 
-__all__ = ["Here", "candidates_in", "is_site", "kind_of", "listing_of", "names_in", "python"]
+__all__ = [
+    "Here",
+    "candidates_in",
+    "is_site",
+    "kind_of",
+    "link_of",
+    "listing_of",
+    "names_in",
+    "python",
+    "size_of",
+]
 
 _SUFFIXES = ("", *machinery.all_suffixes())
 
@@ -38,12 +49,31 @@ def kind_of(path: str) -> Kind:
     return "dangling link" if os.path.islink(path) else "absent"
 
 
+def link_of(path: str) -> str:
+    """`digest_of_value` of where a symbolic link points; empty if it is none."""
+    try:
+        return digest_of_value(os.readlink(path))
+    except OSError:
+        return ""
+
+
+def size_of(path: str) -> int:
+    """Bytes of a regular file; -1 if it is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return -1
+    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+
+
 def listing_of(path: str) -> str:
-    """Digest of a directory's names, and of which are directories; empty if it is none."""
+    """Digest of a directory's names, and of what kind each is; empty if it is none."""
     try:
         with os.scandir(path) as entries:
             names = sorted(
-                one.name + "/" * one.is_dir() for one in entries if one.name != "__pycache__"
+                f"{one.is_dir():d}{one.is_file():d}{one.is_symlink():d}{one.name}"
+                for one in entries
+                if one.name != "__pycache__"
             )
     except OSError:
         return ""
@@ -107,6 +137,8 @@ class Here:
         # One look each, shared by all units of a build.
         self.file = functools.cache(self._file)
         self.kind = functools.cache(self._kind)
+        self.link = functools.cache(self._link)
+        self.size = functools.cache(self._size)
         self.listing = functools.cache(self._listing)
         self.variable = functools.cache(self._variable)
         self.candidates = functools.cache(self._candidates)
@@ -134,6 +166,12 @@ class Here:
 
     def _kind(self, path: str) -> Kind:
         return kind_of(self._at(path))
+
+    def _link(self, path: str) -> str:
+        return link_of(self._at(path))
+
+    def _size(self, path: str) -> int:
+        return size_of(self._at(path))
 
     def _listing(self, path: str) -> str:
         return listing_of(self._at(path))

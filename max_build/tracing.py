@@ -2,17 +2,19 @@
 
 An audit hook (PEP 578) sees files, directories, processes and the network; the environment,
 imports, `os.stat` and its like, clocks and sources of randomness are wrapped, since no audit event
-tells of them; inotify sees what native code opens below the project. `provenance` makes a recipe
-of the notes.
+tells of them; so are the openers of native libraries that read weights and tokenizers. inotify
+sees what other native code opens below the project, and the process's map what it still holds
+mapped from elsewhere. `provenance` makes a recipe of the notes.
 
-Not seen, and so no part of a recipe: what native code reads outside the project, or asks of the
-system (device counts, the clock); times of files; the number of an object (`id`).
+Not seen, and so no part of a recipe: what other native code reads outside the project and lets go,
+or asks of the system (device counts, the clock); times of files; the number of an object (`id`).
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import hashlib
 import importlib
 import os
 import random
@@ -23,15 +25,21 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from importlib import machinery
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from max_build import inotify
-from max_build.key import digest
 from max_build.recipe import Kind
-from max_build.surroundings import candidates_in, kind_of, listing_of, names_in
+from max_build.surroundings import (
+    candidates_in,
+    kind_of,
+    link_of,
+    listing_of,
+    names_in,
+    size_of,
+)
 
-__all__ = ["Notes", "Stack", "Tracer", "content"]
+__all__ = ["Notes", "Stack", "Tracer"]
 
 Stack = tuple[str, ...]
 """Files of the code that is running, the innermost first; not the interpreter's, not ours."""
@@ -66,6 +74,32 @@ _MACHINE = (
     "cpu_count process_cpu_count sched_getaffinity getloadavg uname getpid getppid getlogin".split()
 )
 _LOOKS = "stat lstat access readlink".split()
+# The library's own questions about what is somewhere, to which a file's size is no part of the
+# answer.
+_WHETHER = frozenset(
+    "exists lexists isfile isdir islink ismount is_file is_dir is_symlink is_mount is_fifo "
+    "is_socket is_block_device is_char_device realpath _joinrealpath resolve".split()
+)
+_OPENERS = {
+    "max._core": ("safetensors.safe_open",),
+    "safetensors._safetensors_rust": ("safe_open",),
+    "tokenizers.tokenizers": (
+        "Tokenizer.from_file",
+        "models.BPE.from_file",
+        "models.BPE.read_file",
+        "models.WordLevel.from_file",
+        "models.WordLevel.read_file",
+        "models.WordPiece.from_file",
+        "models.WordPiece.read_file",
+    ),
+}
+"""Native module → what in it opens the files that its arguments name."""
+
+_LINKS = 40
+"""Links that Linux follows on one path."""
+
+_SETTLED = 2_000_000_000
+"""Nanoseconds after which a file's times tell of any further change."""
 
 
 class Notes:
@@ -89,6 +123,12 @@ class Notes:
         self.listed: defaultdict[str, set[Stack]] = defaultdict(set)
         self.kinds: dict[str, Kind] = {}
         """What was there when a place was first looked at."""
+        self.links: dict[str, str] = {}
+        """Place → where it pointed when it was first asked about as a link; see `link_of`."""
+        self.sizes: dict[str, int] = {}
+        """File → its size when that was first asked for; -1 for what is no file."""
+        self.mapped: dict[str, bool] = {}
+        """File that came into memory, by its real path → whether as code."""
         self.listings: dict[str, str] = {}
         """Digest of a directory's names when it was first listed."""
         self.probed: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -126,6 +166,7 @@ class Tracer:
         self.active = False
         self._roots = roots
         self._inside = threading.local()
+        self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
         self._watch: inotify.Watch | None = None
         self.blind = ""
         """Why native code cannot be watched; empty when it is."""
@@ -138,6 +179,8 @@ class Tracer:
         self._wrap_looks()
         self._wrap_clocks()
         self._wrap_chance()
+        self._wrap_openers()
+        self._mapped = self._map()
         sys.addaudithook(self._audit)
 
     @contextlib.contextmanager
@@ -151,6 +194,39 @@ class Tracer:
             yield
         finally:
             self.active = False
+            for place, code in self._map().items():
+                if place not in self._mapped:
+                    self.notes.mapped[place] = code or self.notes.mapped.get(place, False)
+
+    def content(self, path: str) -> str:
+        """SHA-256 (hex); empty for what is no file, or cannot be read.
+
+        A file is read again only if it changed, or may have without its times telling.
+        """
+        try:
+            before = os.stat(path)
+            if not stat.S_ISREG(before.st_mode):
+                return ""
+            known = self._digests.get(path)
+            if known is not None and known[0] == _stamp(before):
+                return known[1]
+            began = time.time_ns()
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                after = os.fstat(file.fileno())
+        except OSError:
+            return ""
+        settled = began - max(after.st_mtime_ns, after.st_ctime_ns) > _SETTLED
+        if settled and _stamp(before) == _stamp(after):
+            self._digests[path] = _stamp(after), found
+        return found
+
+    def _map(self) -> dict[str, bool]:
+        try:
+            return _mapped()
+        except OSError as error:
+            self.blind = f"what is mapped into memory cannot be seen: {error}"
+            return {}
 
     @contextlib.contextmanager
     def seeding(self) -> Iterator[None]:
@@ -179,7 +255,7 @@ class Tracer:
         if event == "open":
             self._quietly(self._open, *arguments)
         elif event in ("os.listdir", "os.scandir"):
-            self._quietly(self._list, *arguments)
+            self._quietly(self._list, event, *arguments)
         elif event in _PROCESSES:
             self._quietly(self._deed, _PROCESSES[event])
         elif event in _CHANGES:
@@ -202,7 +278,7 @@ class Tracer:
             self._inside.busy = False
 
     def _open(self, path: Any, _mode: Any, flags: Any) -> None:
-        place = None if isinstance(path, int) else _absolute(path)
+        place = None if isinstance(path, int) else self._place(path)
         if place is None:
             return  # of a descriptor, which was noted when it was opened
         stack = _stack()
@@ -224,21 +300,42 @@ class Tracer:
         self.notes.opened[place].add(stack)
         if not self._is_own(place):
             return
-        found = content(place)
+        found = self.content(place)
         if self.notes.files.setdefault(place, found) != found:
             self.notes.changed.add(place)
 
     def _is_own(self, place: str) -> bool:
         return any(place.startswith(root + os.sep) for root in self._roots)
 
-    def _list(self, path: Any) -> None:
+    def _place(self, path: Any, directory: int | None = None) -> str | None:
+        """See `_absolute`; notes the links that decide where a `..` leads."""
+        place = _absolute(path, directory)
+        if place is not None and not isinstance(path, int):
+            text = os.fsdecode(path)
+            if os.pardir in text.split(os.sep):
+                self._way(os.path.join(os.getcwd(), text))
+        return place
+
+    def _way(self, path: str) -> None:
+        """Note all that decides where an absolute path leads in the end."""
+        for one in _passed(path):
+            self.notes.links.setdefault(one, link_of(one))
+
+    def _list(self, event: str, path: Any) -> None:
         frame = sys._getframe(3)
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return  # the finder's own cache: what it is asked for is noted there
-        place = _absolute("." if path is None else path)
-        if place is not None and not _by(_METADATA, frame):
-            self.notes.listed[place].add(_stack())
-            self.notes.listings.setdefault(place, listing_of(place))
+        place = self._place("." if path is None else path)
+        if place is None or _by(_METADATA, frame):
+            return
+        self.notes.listed[place].add(_stack())
+        self.notes.listings.setdefault(place, listing_of(place))
+        if event == "os.scandir" and not _is_library(frame) and self._is_own(place + os.sep):
+            # what it asks of the entries cannot be seen
+            for name in names_in(place):
+                one = os.path.join(place, name)
+                self.notes.sizes.setdefault(one, size_of(one))
+                self.notes.links.setdefault(one, link_of(one))
 
     def _change(self, event: str, *arguments: Any) -> None:
         stack = _stack()
@@ -248,7 +345,7 @@ class Tracer:
         paths = [one for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike)]
         for one, base in zip(paths, arguments[-len(paths) :], strict=False):
             inside = base if isinstance(base, int) and base >= 0 else None
-            if (place := _absolute(one, inside)) is not None:
+            if (place := self._place(one, inside)) is not None:
                 self.notes.written[place].add(stack)
 
     def _native(self, path: Any, *_: Any) -> None:
@@ -256,7 +353,7 @@ class Tracer:
             return
         stack = _stack()
         text = os.fsdecode(path)
-        if os.sep in text and (place := _absolute(text)) and os.path.isfile(place):
+        if os.sep in text and (place := self._place(text)) and os.path.isfile(place):
             self._read(place, stack)
         else:
             self.notes.deeds[f"loads `{text}`"].add(stack)
@@ -383,9 +480,18 @@ class Tracer:
         for name in _LOOKS:
             original = getattr(os, name)
 
-            def looking(path: Any, *rest: Any, _original: Any = original, **options: Any) -> Any:
+            def looking(
+                path: Any,
+                *rest: Any,
+                _original: Any = original,
+                _link: bool = name in ("lstat", "readlink"),
+                _sized: bool = name in ("stat", "lstat"),
+                **options: Any,
+            ) -> Any:
                 if self._noting() and not isinstance(path, int):
-                    self._quietly(self._look, path)
+                    link = _link or not options.get("follow_symlinks", True)
+                    sized = _sized and not _asks_whether(sys._getframe(1))
+                    self._quietly(self._look, path, link, sized)
                 return _original(path, *rest, **options)
 
             setattr(os, name, looking)
@@ -393,11 +499,76 @@ class Tracer:
                 if original in group:
                     group.add(looking)
 
-    def _look(self, path: Any) -> None:
-        place = _absolute(path)
-        if place is not None:
-            self.notes.looked[place].add(_stack())
-            self.notes.kinds.setdefault(place, kind_of(place))
+    def _look(self, path: Any, link: bool, sized: bool) -> None:
+        place = self._place(path)
+        if place is None:
+            return
+        self.notes.looked[place].add(_stack())
+        self.notes.kinds.setdefault(place, kind_of(place))
+        if link:
+            self.notes.links.setdefault(place, link_of(place))
+        if sized:  # it may also be asked whether it is the same as another
+            self._way(place)
+            self.notes.sizes.setdefault(place, size_of(place))
+
+    def _wrap_openers(self) -> None:
+        for module, names in _OPENERS.items():
+            if module in sys.modules:
+                self._wrap_opener(sys.modules[module], names)
+
+        def loading(execute: Callable[[Any], None], module: Any) -> None:
+            execute(module)
+            self._wrap_opener(module, _OPENERS[module.__name__])
+
+        sys.meta_path.insert(0, _Loading(dict.fromkeys(_OPENERS, loading)))
+
+    def _wrap_opener(self, module: Any, names: tuple[str, ...]) -> None:
+        for name in names:
+            *parents, last = name.split(".")
+            owner = module
+            for one in parents:
+                owner = getattr(owner, one, None)
+            original = getattr(owner, last, None)
+            if original is None:
+                continue  # of another version
+            wrapped = self._opener(original)
+            try:
+                setattr(owner, last, staticmethod(wrapped) if isinstance(owner, type) else wrapped)
+            except (AttributeError, TypeError) as error:
+                self.blind = f"`{module.__name__}.{name}` cannot be followed: {error}"
+            for other in list(sys.modules.values()):  # those that imported it before
+                if isinstance(other, ModuleType) and vars(other).get(last) is original:
+                    setattr(other, last, wrapped)
+
+    def _opener(self, original: Any) -> Any:
+        """What stands for a function, or for a class that opens a file when it is called."""
+
+        def opening(*arguments: Any, **options: Any) -> Any:
+            if self._noting():
+                self._quietly(self._read_natively, *arguments, *options.values())
+            return original(*arguments, **options)
+
+        if not isinstance(original, type):
+            return opening
+
+        class Standing(type):
+            def __call__(cls, *arguments: Any, **options: Any) -> Any:
+                return opening(*arguments, **options)
+
+            def __instancecheck__(cls, instance: Any) -> bool:
+                return isinstance(instance, original)
+
+        return Standing(original.__name__, (), {"__doc__": original.__doc__})
+
+    def _read_natively(self, *arguments: Any) -> None:
+        for number, one in enumerate(arguments):
+            place = self._place(one) if isinstance(one, str | os.PathLike) else None
+            if place is None:
+                continue
+            if os.path.isfile(place):
+                self._read(place, _stack())
+            elif not number:
+                self._look(one, link=False, sized=False)
 
     def _wrap_clocks(self) -> None:
         for name in _CLOCKS:
@@ -423,7 +594,14 @@ class Tracer:
 
         random.Random.seed = seeding  # type: ignore[method-assign, assignment]
         random.seed = random._inst.seed
-        sys.meta_path.insert(0, _SeededNumpy(self))
+
+        def loading(execute: Callable[[Any], None], module: Any) -> None:
+            """Give numpy's shared generator its canonical state as soon as there is one."""
+            with self.seeding():
+                execute(module)
+                module.seed(0)
+
+        sys.meta_path.insert(0, _Loading({"numpy.random.mtrand": loading}))
 
     def _wrap(
         self,
@@ -457,26 +635,27 @@ class Tracer:
         return self.active and not getattr(self._inside, "busy", False)
 
 
-class _SeededNumpy:
-    """Gives numpy's shared generator its canonical state as soon as there is one."""
+class _Loading:
+    """Finds some modules, with a loader of our own around theirs.
 
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
+    Parameters
+    ----------
+    loaders
+        Module → what is called, in place of its loader, with the loader and the module.
+    """
+
+    def __init__(self, loaders: Mapping[str, Callable[[Callable[[Any], None], Any], None]]) -> None:
+        self._loaders = loaders
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Find that one module, with a loader that seeds it."""
-        if fullname != "numpy.random.mtrand":
+        """Find one of the modules; None for any other."""
+        if fullname not in self._loaders:
             return None
         spec = machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
-
-            def seeded(module: Any) -> None:
-                with self._tracer.seeding():
-                    execute(module)
-                    module.seed(0)
-
-            spec.loader.exec_module = seeded  # type: ignore[method-assign]
+            load = self._loaders[fullname]
+            spec.loader.exec_module = lambda module: load(execute, module)  # type: ignore[method-assign]
         return spec
 
 
@@ -490,6 +669,18 @@ def reads_clock(code: CodeType) -> bool:
 
 def _of_python(file: str) -> bool:
     return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
+
+
+def _is_library(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return _of_python(file) or file.startswith("<frozen")
+
+
+def _asks_whether(frame: FrameType | None) -> bool:
+    """Whether a look by the library is for what is there, and not for its size."""
+    if frame is not None and frame.f_code.co_name in _LOOKS and _is_library(frame):
+        frame = frame.f_back  # `Path.stat`
+    return frame is not None and frame.f_code.co_name in _WHETHER and _is_library(frame)
 
 
 def _stack() -> Stack:
@@ -533,12 +724,39 @@ def _absolute(path: Any, directory: int | None = None) -> str | None:
     return os.path.normpath(place)
 
 
-def content(path: str) -> str:
-    """SHA-256 (hex); empty for what is no file, or cannot be read."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return ""
-        with open(path, "rb") as file:
-            return digest(file.read())
-    except OSError:
-        return ""
+def _passed(path: str) -> Iterator[str]:
+    """The places on an absolute path, and on what the links among them name: path_resolution(7)."""
+    todo = path.split(os.sep)[::-1]
+    place = os.sep
+    links = 0
+    while todo:
+        part = todo.pop()
+        if part in ("", os.curdir):
+            continue
+        if part == os.pardir:
+            place = os.path.dirname(place)
+            continue
+        yield (one := os.path.join(place, part))
+        if not os.path.islink(one):
+            place = one
+            continue
+        links += 1
+        if links > _LINKS:
+            return
+        todo += os.path.join(place, os.readlink(one)).split(os.sep)[::-1]
+        place = os.sep
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _mapped() -> dict[str, bool]:
+    """Files that are mapped into this process → whether as code: see proc_pid_maps(5)."""
+    found: dict[str, bool] = {}
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith(os.sep):
+                found[fields[5]] = found.get(fields[5], False) or "x" in fields[1]
+    return found

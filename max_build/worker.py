@@ -114,6 +114,12 @@ def main(answers: int) -> None:
     os._exit(0)
 
 
+def _failed(message: str, hint: str = "", toolchain: bool = False) -> Failed:
+    """A failure in words that can be sent: the system's may hold bytes that are not UTF-8."""
+    message, hint = (text.encode(errors="backslashreplace").decode() for text in (message, hint))
+    return Failed(message, hint, toolchain)
+
+
 class _Server:
     """Keeps what was derived last, which is what `Compile` means."""
 
@@ -126,15 +132,14 @@ class _Server:
         try:
             return self._derive(request) if isinstance(request, Derive) else self._compile()
         except MaxBuildError as error:
-            toolchain = isinstance(error, ToolchainError)
-            return Failed(error.message, error.hint, toolchain)
+            return _failed(error.message, error.hint, isinstance(error, ToolchainError))
         except MemoryError:
             return Failed("the worker ran out of memory", "set `MAX_BUILD_JOBS=1`", False)
         except Exception as error:  # a bug of ours or of a third-party adapter: told, not hidden
             import traceback
 
             traceback.print_exc()
-            return Failed(f"unexpected {type(error).__name__}: {error}", "", False)
+            return _failed(f"unexpected {type(error).__name__}: {error}")
 
     def _derive(self, request: Derive) -> Derived:
         job = request.job(self._memory(request.memory))

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+import toy_repo as toy
+from max_build import compilers
 from max_build.config import Settings, cache_settings, load_settings
 from max_build.errors import ConfigError
+from max_build.pipeline import build
 from max_build.schema import TABLES, markdown
+from max_build.store import open_cache
 from max_build.store.settings import CacheSettings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -103,6 +108,80 @@ def test_wrong_targets_and_hosts_are_told_together(tmp_path: Path) -> None:
 def test_a_unit_without_targets_is_an_error(tmp_path: Path) -> None:
     told = refused(tmp_path, '[tool.max-build.graphs.encoder]\nentry = "a:b"\n')
     assert "`tool.max-build.graphs.encoder` has no targets: set `targets`" in told
+
+
+@pytest.mark.parametrize(
+    ("table", "compiler", "fitting"),
+    [
+        ('kernels.k]\nsource = "k.cu"', "max", "`cuda`, `ptx`, `triton`"),
+        ("kernels.k]", "max", "`cuda`, `ptx`, `triton`"),
+        ('graphs.g]\nentry = "a:b"', "cuda", "`max`"),
+        ('graphs.g]\nentry = "a:b"', "triton", "`max`"),
+    ],
+)
+def test_a_compiler_of_the_other_kind_of_unit(
+    tmp_path: Path, table: str, compiler: str, fitting: str
+) -> None:
+    text = f'[tool.max-build]\ntargets = ["sm_80"]\n[tool.max-build.{table}\n'
+    told = refused(tmp_path, f'{text}compiler = "{compiler}"\n')
+    where = table.partition("]")[0]
+    assert f"`tool.max-build.{where}.compiler` must be one of {fitting}, got '{compiler}'" in told
+
+
+def test_an_adapter_that_names_no_kinds_takes_both() -> None:
+    class Adapter:
+        name = "other"
+
+    assert all(compilers.takes(Adapter(), kind) for kind in ("graph", "kernel"))  # type: ignore[arg-type]
+
+
+def test_endless_numbers_are_refused_wherever_they_stand(tmp_path: Path) -> None:
+    text = """
+    [tool.max-build]
+    targets = ["sm_80"]
+    [tool.max-build.graphs.g]
+    entry = "a:b"
+    options = { defines = { SCALE = nan } }
+    [tool.max-build.kernels.k]
+    entry = "a:k"
+    constexprs = { LOW = -inf, FINE = 1e300 }
+    specialisations = { wide = { constexprs = { HIGH = inf } } }
+    options = { list = [0.5, { x = +inf }] }
+    """
+    told = refused(tmp_path, text)
+    for part in (
+        "`tool.max-build.graphs.g.options.defines.SCALE` must be a finite number, got nan",
+        "`tool.max-build.kernels.k.constexprs.LOW` must be a finite number, got -inf",
+        "`tool.max-build.kernels.k.specialisations.wide.constexprs.HIGH` must be a finite number",
+        "`tool.max-build.kernels.k.options.list[1].x` must be a finite number, got inf",
+    ):
+        assert part in told, told
+    assert "FINE" not in told
+
+
+def test_a_directory_or_variable_that_is_not_utf8_is_told(tmp_path: Path) -> None:
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    root.mkdir()
+    told = refused(root, GOOD)
+    assert r"/caf\xe9` has a path that is not UTF-8" in told
+    told.encode()
+    told = refused(tmp_path, GOOD, environ={"MAX_BUILD_REMOTE": os.fsdecode(b"s3://\xe9")})
+    assert "environment variable `MAX_BUILD_REMOTE` is not UTF-8" in told
+
+
+def test_a_failure_told_in_bytes_that_are_not_utf8_reaches_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.install(tmp_path / "site", monkeypatch)
+    unit = r"""
+    def build(target):
+        raise OSError("no file `caf\udce9`")
+    """
+    project = load_settings(toy.write_project(tmp_path / "repo", unit=unit))
+    with open_cache(project.cache) as cache:
+        (outcome,) = build(project, cache).outcomes
+    assert outcome.error is not None
+    assert outcome.error.message == r"OSError: no file `caf\udce9`"
 
 
 def test_two_units_cannot_share_a_name(tmp_path: Path) -> None:

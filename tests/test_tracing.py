@@ -10,16 +10,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import toy_repo as toy
 from max_build.config import load_settings
-from max_build.key import digest
-from max_build.recipe import Recipe, encode
+from max_build.key import Components, digest
+from max_build.recipe import Recipe, broken, encode
+from max_build.surroundings import Here
 from max_build.worker import Derive, Derived
 from max_build.workers import Worker
 
 Deriver = Callable[..., toy.Derived]
+EMPTY = Recipe(key="", components=Components(compiler={}, target="cpu", sources={}), python="")
 
 
 @pytest.fixture
@@ -37,6 +40,16 @@ def recipe(derived: toy.Derived) -> Recipe:
     assert derived.always == ""
     assert derived.recipe is not None
     return derived.recipe
+
+
+def holds(found: toy.Derived, root: Path) -> str:
+    """Why a recipe does not hold now; empty if it does."""
+
+    def digest_of(path: str) -> str:
+        return digest(Path(path).read_bytes())
+
+    here = Here(str(root), (str(root / "src"), str(root)), os.environ, digest_of, {})
+    return broken(recipe(found), here)
 
 
 def test_files_modules_and_the_compiler(derive: Deriver) -> None:
@@ -183,6 +196,171 @@ def test_files_that_native_code_reads(derive: Deriver, tmp_path: Path) -> None:
         """
     )
     assert "w.safetensors" in recipe(found).files
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "from pathlib import Path; return Path('cfg/current.json').resolve().read_text()",
+        "import os; return open('cfg/' + os.readlink('cfg/current.json')).read()",
+        "import os; return str(os.path.islink('cfg/current.json'))",
+        "import os; return str(os.path.samefile('cfg/current.json', 'cfg/small.json'))",
+        "import os; return str(next(e.name for e in os.scandir('cfg') if e.is_symlink()))",
+        "return open('cfg/hop/../wide.txt').read()",
+    ],
+)
+def test_where_a_link_points(derive: Deriver, tmp_path: Path, body: str) -> None:
+    root = tmp_path / "repo"
+    for name in ("cfg/a/in", "cfg/b/in"):
+        (root / name).mkdir(parents=True)
+        (root / name).with_name("wide.txt").write_text(name)
+    (root / "cfg/small.json").write_text("1")
+    (root / "cfg/large.json").write_text("2")
+    (root / "cfg/current.json").symlink_to("small.json")
+    (root / "cfg/ab").symlink_to("a")
+    (root / "cfg/hop").symlink_to("ab/in")
+    found = derive(f"def build(target):\n    {body}\n")
+    assert holds(found, root) == ""
+    if "hop" in body:
+        (root / "cfg/ab").unlink()
+        (root / "cfg/ab").symlink_to("b")
+        assert holds(found, root) == "`cfg/ab` points elsewhere now"
+        return
+    (root / "cfg/current.json").unlink()
+    (root / "cfg/current.json").symlink_to("large.json")
+    assert holds(found, root) == "`cfg/current.json` points elsewhere now"
+    (root / "cfg/current.json").unlink()
+    (root / "cfg/current.json").write_text("1")
+    assert holds(found, root) != ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import os; return str(os.path.getsize('data/vocab.bin'))",
+        "import os; return str(os.lstat('data/vocab.bin').st_size)",
+        "from pathlib import Path; return str(Path('data/vocab.bin').stat().st_size)",
+        "import os; return str([one.stat().st_size for one in os.scandir('data')])",
+    ],
+)
+def test_the_size_of_a_file_that_is_not_read(derive: Deriver, tmp_path: Path, body: str) -> None:
+    data = tmp_path / "repo/data/vocab.bin"
+    data.parent.mkdir(parents=True)
+    data.write_bytes(b"1234")
+    found = derive(f"def build(target):\n    {body}\n")
+    data.write_bytes(b"5678")
+    assert holds(found, tmp_path / "repo") == ""
+    data.write_bytes(b"12345")
+    assert holds(found, tmp_path / "repo") == "`data/vocab.bin` changed in size"
+
+
+def test_a_file_that_is_only_looked_for_may_grow(derive: Deriver, tmp_path: Path) -> None:
+    data = tmp_path / "repo/data/log.txt"
+    data.parent.mkdir(parents=True)
+    data.write_text("1")
+    found = derive(
+        """
+        import glob, os
+        from pathlib import Path
+        def build(target):
+            path = Path("data/log.txt")
+            there = path.exists(), path.is_file(), path.resolve().name, os.path.isfile(path)
+            return str((there, glob.glob("data/*"), os.listdir("data"), list(os.walk("data"))))
+        """
+    )
+    data.write_text("12")
+    assert holds(found, tmp_path / "repo") == ""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "from safetensors import safe_open\n    return str(safe_open({path!r}, 'np').keys())",
+        "from safetensors.numpy import load_file\n    return str(sorted(load_file({path!r})))",
+        "import safetensors\n    return str(safetensors.safe_open(filename={path!r}, "
+        "framework='np').keys())",
+    ],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_weights_outside_the_project(
+    derive: Deriver, tmp_path: Path, body: str, before: bool
+) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "w.safetensors"
+    save_file({"w": np.zeros((2, 3), np.float32)}, path)
+    forget = "" if before else "import sys; [sys.modules.pop(m) for m in [*sys.modules] if m[:11] "
+    forget += "" if before else "== 'safetensors']\n"
+    found = derive(f"{forget}def build(target):\n    {body.format(path=str(path))}\n")
+    assert found.recipe is None
+    assert f"reads `{path}`, which belongs neither to the project" in found.always
+
+
+def test_a_tokenizer_outside_the_project(derive: Deriver, tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    found = derive(
+        f"""
+        from tokenizers import Tokenizer, models
+        Tokenizer(models.BPE()).save({str(path)!r})
+        def build(target):
+            return str(Tokenizer.from_file({str(path)!r}).get_vocab_size())
+        """
+    )
+    assert found.recipe is None
+    assert f"reads `{path}`, which belongs neither to the project" in found.always
+
+
+def test_what_unknown_native_code_maps(derive: Deriver, tmp_path: Path) -> None:
+    path = tmp_path / "w.bin"
+    path.write_bytes(bytes(4096))
+    found = derive(
+        f"""
+        import ctypes
+        def build(target):
+            libc = ctypes.CDLL(None)
+            libc.mmap.restype = ctypes.c_void_p
+            libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3,
+                                  ctypes.c_long]
+            place = libc.mmap(None, 4096, 1, 2, libc.open({str(path).encode()!r}, 0), 0)
+            return ctypes.string_at(place, 4).hex()
+        """
+    )
+    assert found.recipe is None
+    assert f"`{path}` was mapped into memory" in found.always
+
+
+def test_a_large_file_is_read_once_and_in_parts(derive: Deriver, tmp_path: Path) -> None:
+    import resource
+
+    size = 256 << 20
+    data = tmp_path / "repo/w.bin"
+    data.parent.mkdir()
+    with data.open("wb") as file:
+        file.truncate(size)
+    os.utime(data, ns=(0, 0))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    found = derive("def build(target): return open('w.bin', 'rb').read(4).hex()")
+    assert set(recipe(found).files) >= {"w.bin"}
+    mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert after < max(before, mine) + (size >> 11)  # KiB: half of it
+
+
+def test_a_recipe_with_a_path_that_cannot_be_is_no_fault(tmp_path: Path) -> None:
+    for path in ("a\0b", "\ud800"):
+        here = Here(str(tmp_path), (), {}, lambda one: str(os.stat(one)), {})
+        for fields in (
+            {"files": {path: "0"}},
+            {"listings": {path: "0"}},
+            {"modules": {path: {"m": ("m.py",)}}},
+            {"looked": {path: "file"}},
+            {"links": {path: "0"}},
+            {"sizes": {path: 1}},
+            {"imported": (path,), "lacking": (path,), "files": {"gone": "0"}},
+        ):
+            one = msgspec.structs.replace(EMPTY, python=here.python, **fields)
+            assert broken(one, here) != ""
 
 
 @pytest.mark.parametrize(

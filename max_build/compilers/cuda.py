@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
 from max_build.compilers.cuda_options import CudaOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, linker
 from max_build.compilers.cuda import foreign, kernels_of

@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 __all__ = ["GivenUp", "Lanes"]
 
@@ -59,16 +59,14 @@ class Lanes:
         GivenUp
             If it takes longer. The call goes on unseen; its result is dropped.
         """
-        done = threading.Event()
-        result: list[T] = []
-        failure: list[BaseException] = []
+        # A queue and no event: its waiting is native code, a third quicker to and fro.
+        answer: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
         def job() -> None:
             try:
-                result.append(function())
+                answer.put((function(), None))
             except BaseException as error:  # noqa: BLE001 - raised again in the caller
-                failure.append(error)
-            done.set()
+                answer.put((None, error))
 
         with self._lock:
             if self._process != os.getpid():  # a fork has our list, and none of our threads
@@ -80,16 +78,20 @@ class Lanes:
             lane.start()
         lane.jobs.put(job)
         seen: Any = None
-        while not done.wait(limit):
-            now = progress() if progress else None
-            if now == seen:
-                raise GivenUp
-            seen = now
+        while True:
+            try:
+                result, failure = answer.get(timeout=limit)
+                break
+            except queue.Empty:
+                now = progress() if progress else None
+                if now == seen:
+                    raise GivenUp from None
+                seen = now
         with self._lock:
             self._idle.append(lane)
-        if failure:
-            raise failure[0]
-        return result[0]
+        if failure is not None:
+            raise failure
+        return cast("T", result)
 
     def close(self) -> None:
         """End the threads that are idle."""
