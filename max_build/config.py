@@ -39,6 +39,7 @@ _HATCHLING = frozenset(
 )
 _USER_FILE_KEYS = ("cache", "compile-timeout", "executor", "jobs")
 _FLAGS = "command line"
+_AS_TEXT = ("CUDA_", "HOME", "MODULAR_", "TRITON_", "XDG_CACHE_HOME")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -200,7 +201,12 @@ def load_settings(
         raise ConfigError(message, hint="rename the directory")
     document = _read_toml(root / "pyproject.toml")
     user = _user_file(environ)
-    problems: list[str] = []
+    # What compilers read, or paths are made of, goes into keys, records and requests as text.
+    problems: list[str] = [
+        f"environment variable `{name}` is not UTF-8"
+        for name, value in sorted(environ.items())
+        if name.startswith(_AS_TEXT) and not _encodable(value)
+    ]
     tool = _table(document, ("tool", "max-build"), problems)
     layers: list[tuple[str, Mapping[str, Any]]] = [(TABLE, tool)]
     if hook:

@@ -258,6 +258,14 @@ class _Maker:
             return False
         return any(place.startswith(one + os.sep) for one in self._temporary)
 
+    def _is_made(self, place: str) -> bool:
+        """Whether a temporary file came about here: alone, or in a directory that did."""
+        if place.startswith(self._temporary[0] + os.sep):
+            return True
+        return self._is_scrap(place) and any(
+            place == one or place.startswith(one + os.sep) for one in self._notes.written
+        )
+
     def _refuse_strangers(self) -> None:
         """Refuse files that belong neither to the project nor to anything that has a version."""
         notes = self._notes
@@ -267,7 +275,7 @@ class _Maker:
             if place in notes.written and self._is_scrap(place):
                 continue
             file = self._involved(stacks)
-            if not file or (self._is_scrap(place) and not self._directly(stacks)):
+            if not file or (self._is_made(place) and not self._directly(stacks)):
                 continue
             owner = self._owners.of(_source(place))
             if owner is None:
@@ -302,16 +310,17 @@ class _Maker:
                     self._reached.setdefault(owner, "")
                 continue
             if not self._in_site(place) and (
-                place.startswith(_SYSTEM) or (code and os.path.dirname(place) in self._loaders())
+                place.startswith(_SYSTEM) or (code and os.path.dirname(place) in self._loaders)
             ):
                 continue
-            if place.startswith(self._temporary[0] + os.sep) or (code and self._is_scrap(place)):
+            if self._is_made(place) or (code and self._is_scrap(place)):
                 continue
             _refuse(
                 f"`{place}` was mapped into memory, which belongs neither to the project nor to an "
                 "installed distribution"
             )
 
+    @functools.cached_property
     def _loaders(self) -> set[str]:
         """The directories in which ld.so(8) looks for libraries."""
         found = {one for one in self._tracer.environ.get("LD_LIBRARY_PATH", "").split(":") if one}

@@ -304,3 +304,9 @@ def test_every_setting_has_a_meaning_and_variables_are_unique() -> None:
 def test_every_setting_of_the_cache_can_be_set() -> None:
     known = {field.name.replace("-", "_") for field in TABLES["tool.max-build.cache"]}
     assert known == set(CacheSettings.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", ["MODULAR_X", "TRITON_X", "XDG_CACHE_HOME", "HOME"])
+def test_a_variable_that_goes_into_keys_or_paths_has_to_be_utf8(tmp_path: Path, name: str) -> None:
+    told = refused(tmp_path, GOOD, environ={name: "/caf\udce9"})
+    assert f"environment variable `{name}` is not UTF-8" in told

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import py_compile
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -277,24 +279,49 @@ def test_a_file_that_is_only_looked_for_may_grow(derive: Deriver, tmp_path: Path
     [
         "from safetensors import safe_open\n    return str(safe_open({path!r}, 'np').keys())",
         "from safetensors.numpy import load_file\n    return str(sorted(load_file({path!r})))",
-        "import safetensors\n    return str(safetensors.safe_open(filename={path!r}, "
-        "framework='np').keys())",
+        "import safetensors as s\n    return str(s.safe_open(filename={path!r}, framework='np'))",
     ],
 )
-@pytest.mark.parametrize("before", [False, True])
-def test_weights_outside_the_project(
-    derive: Deriver, tmp_path: Path, body: str, before: bool
-) -> None:
+def test_weights_outside_the_project(derive: Deriver, tmp_path: Path, body: str) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
     path = tmp_path / "w.safetensors"
     save_file({"w": np.zeros((2, 3), np.float32)}, path)
-    forget = "" if before else "import sys; [sys.modules.pop(m) for m in [*sys.modules] if m[:11] "
-    forget += "" if before else "== 'safetensors']\n"
-    found = derive(f"{forget}def build(target):\n    {body.format(path=str(path))}\n")
+    found = derive(f"def build(target):\n    {body.format(path=str(path))}\n")
     assert found.recipe is None
     assert f"reads `{path}`, which belongs neither to the project" in found.always
+
+
+def test_weights_outside_the_project_in_a_fresh_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the library is imported only after the tracing has begun."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "w.safetensors"
+    save_file({"w": np.zeros((2, 3), np.float32)}, path)
+    toy.install(tmp_path / "site", monkeypatch)
+    (tmp_path / "scratch").mkdir()
+    unit = f"""
+        from safetensors import safe_open
+        def build(target):
+            with safe_open({str(path)!r}, "np") as file:
+                return str(isinstance(file, safe_open)) + str(file.keys())
+        """
+    settings = load_settings(toy.write_project(tmp_path / "repo", unit=unit))
+    worker = Worker(settings.root)
+    try:
+        job = Derive(
+            settings.units[0], "cpu", settings.root, settings.python_path, str(tmp_path / "scratch")
+        )
+        answer = worker.ask(job, timeout=60)
+    finally:
+        worker.close()
+    assert isinstance(answer, Derived)
+    assert answer.components.sources["ir"] == digest(b"True['w']")
+    assert f"reads `{path}`, which belongs neither to the project" in answer.always
 
 
 def test_a_tokenizer_outside_the_project(derive: Deriver, tmp_path: Path) -> None:
@@ -330,7 +357,7 @@ def test_what_unknown_native_code_maps(derive: Deriver, tmp_path: Path) -> None:
     assert f"`{path}` was mapped into memory" in found.always
 
 
-def test_a_large_file_is_read_once_and_in_parts(derive: Deriver, tmp_path: Path) -> None:
+def test_a_large_file_is_read_in_parts(derive: Deriver, tmp_path: Path) -> None:
     import resource
 
     size = 256 << 20
@@ -338,13 +365,30 @@ def test_a_large_file_is_read_once_and_in_parts(derive: Deriver, tmp_path: Path)
     data.parent.mkdir()
     with data.open("wb") as file:
         file.truncate(size)
-    os.utime(data, ns=(0, 0))
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     found = derive("def build(target): return open('w.bin', 'rb').read(4).hex()")
     assert set(recipe(found).files) >= {"w.bin"}
     mine = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     after = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert after < max(before, mine) + (size >> 11)  # KiB: half of it
+
+
+def test_a_file_that_has_settled_is_hashed_once(tmp_path: Path) -> None:
+    code = (
+        "import os, re\n"
+        "from max_build.tracing import Tracer\n"
+        "tracer = Tracer(())\n"
+        "def taken():\n"
+        "    return int(re.search(r'rchar: (\\d+)', open('/proc/self/io').read())[1])\n"
+        "start = taken()\n"
+        "one = tracer.content(os.__file__)\n"
+        "size = os.path.getsize(os.__file__)\n"
+        "assert taken() - start >= size\n"
+        "start = taken()\n"
+        "assert tracer.content(os.__file__) == one\n"
+        "assert taken() - start < size\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
 def test_a_recipe_with_a_path_that_cannot_be_is_no_fault(tmp_path: Path) -> None:

@@ -103,6 +103,21 @@ def test_build_frontends(frontend: str, repo: Path, clean: Path, tmp_path: Path)
     assert loads(clean, tmp_path) == "[[11.0, 22.0, 33.0, 44.0]]\n"
 
 
+def test_the_wheel_is_the_same_where_max_is_and_where_it_is_not(
+    repo: Path, clean: Path, tmp_path: Path
+) -> None:
+    built = {}
+    for name, command in {
+        "with": [str(clean / "bin" / "python"), "-m", "hatchling", "build", "-t", "wheel", "-d"],
+        "without": [sys.executable, "-m", "uv", "build", "--wheel", "-o"],
+    }.items():
+        done = run([*command, str(tmp_path / name)], cwd=repo)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (wheel,) = (tmp_path / name).glob("*.whl")
+        built[name] = wheel.read_bytes()
+    assert built["with"] == built["without"]
+
+
 def test_pip_install(repo: Path, clean: Path, tmp_path: Path) -> None:
     done = pip(clean, "install", "--force-reinstall", "--no-deps", repo)
     assert done.returncode == 0, done.stdout + done.stderr
