@@ -112,7 +112,8 @@ def _lines(one: dict[str, Any]) -> list[str]:
                 lines.append(
                     f"    {image['arch']:8}  {kernel['code_bytes'] / 1e3:8.1f} kB code, "
                     f"{kernel['registers']:3} registers, {kernel['shared_bytes']} B shared, "
-                    f"{stack} B stack  {kernel['name']}"
+                    f"{stack} B stack, {kernel['local_bytes']} B local, "
+                    f"{sum(kernel['constants'].values())} B constants  {kernel['name']}"
                 )
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -148,47 +149,76 @@ def test_machines_wait_for_each_other(url, tmp_path):
     assert len(compiled) == 1
 
 
-@pytest.mark.parametrize("server", ["seaweed", "rclone", "nginx"])
-@pytest.mark.parametrize("keys", [4, pytest.param(200, marks=pytest.mark.slow)])
-def test_eight_machines_build_at_once(server, keys, tmp_path, request, s3_environment):
+def url_of(server, request, s3_environment) -> str:
     if server == "nginx":
-        url = request.getfixturevalue("nginx").writer_url
-    else:
-        s3_environment(request.getfixturevalue(server))
-        url = f"s3://{cache_servers.BUCKET}/{uuid.uuid4().hex}"
-    processes = [
+        return request.getfixturevalue("nginx").writer_url
+    s3_environment(request.getfixturevalue(server))
+    return f"s3://{cache_servers.BUCKET}/{uuid.uuid4().hex}"
+
+
+def machines(folder: Path, url: str, keys: int, count: int, **settings) -> list[subprocess.Popen]:
+    """Processes with a directory each, which build the same keys through one remote."""
+    return [
         subprocess.Popen(
             [
                 sys.executable,
                 str(STRESS),
                 msgspec.json.encode(
                     CacheSettings(
-                        dir=str(tmp_path / f"m{number}"),
+                        dir=str(folder / f"m{number}"),
                         remote=url,
                         remote_mode="read-write",
-                        # eight processes on a small machine: slow is not sick
+                        # many processes on a small machine: slow is not sick
                         request_timeout=30,
                         connect_timeout=10,
                         budget=120,
+                        **settings,
                     )
                 ).decode(),
                 str(number),
                 str(keys),
-                str(tmp_path / "log"),
+                str(folder / "log"),
             ],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ},
         )
-        for number in range(8)
+        for number in range(count)
     ]
+
+
+def finished(processes) -> None:
     for process in processes:
         _, error = process.communicate(timeout=500)
         assert process.returncode == 0, error
+
+
+@pytest.mark.parametrize("server", ["seaweed", "rclone", "nginx"])
+@pytest.mark.parametrize("keys", [4, pytest.param(200, marks=pytest.mark.slow)])
+def test_eight_machines_build_at_once(server, keys, tmp_path, request, s3_environment):
+    finished(machines(tmp_path, url_of(server, request, s3_environment), keys, 8))
     counts = Counter((tmp_path / "log").read_text().split())
     assert len(counts) == keys // 2 * 9
     if server == "seaweed":  # the others cannot tell one machine that another compiles
         assert set(counts.values()) == {1}
+
+
+@pytest.mark.parametrize("server", ["seaweed", "nginx"])
+@pytest.mark.parametrize("rounds", [1, pytest.param(50, marks=pytest.mark.slow)])
+def test_a_machine_killed_at_random_harms_no_other(
+    server, rounds, tmp_path, request, s3_environment
+):
+    url = url_of(server, request, s3_environment)
+    for number in range(rounds):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        processes = machines(folder, url, 6, 4, lease=1)
+        time.sleep(random.uniform(0.05, 0.8))
+        processes[0].kill()
+        processes[0].communicate()
+        finished(processes[1:])
+        if number % 2:  # the next round starts from an empty remote, or from what this one left
+            url = url_of(server, request, s3_environment)
 
 
 def test_a_server_that_never_answers_costs_three_seconds_and_no_exit(s3_environment, tmp_path):

@@ -80,16 +80,25 @@ def test_eight_machines_compile_each_key_once(tmp_path, keys):
     assert verify(DirectoryStore(shared, shared=True)).findings == ()
 
 
+@pytest.mark.parametrize("kind", ["own", "shared"])
 @pytest.mark.parametrize("rounds", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_process_killed_at_random_harms_nobody(tmp_path, rounds):
+def test_a_process_killed_at_random_harms_nobody(tmp_path, kind, rounds):
     root = tmp_path / "cache"
     for number in range(rounds):
-        processes = workers(tmp_path, lambda number: CacheSettings(dir=str(root)), 20, count=4)
+        root.mkdir(exist_ok=True)
+
+        def settings(process, number=number):
+            if kind == "own":
+                return CacheSettings(dir=str(root))
+            own = tmp_path / f"m{number}-{process}"
+            return CacheSettings(dir=str(own), shared=str(root), lease=1)
+
+        processes = workers(tmp_path, settings, 20, count=4)
         time.sleep(random.uniform(0.05, 0.6))
         processes[0].kill()
         processes[0].communicate()
         finished(processes[1:])
-        assert verify(DirectoryStore(root)).findings == ()
+        assert verify(DirectoryStore(root, shared=kind == "shared")).findings == ()
         if number % 2:
             shutil.rmtree(root)
 
