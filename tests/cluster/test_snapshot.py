@@ -100,6 +100,6 @@ def test_too_much_is_an_error_that_names_the_largest(
     root = repo(tmp_path / "repo")
     (root / "data.bin").write_bytes(bytes(5000))
     monkeypatch.setattr(snapshot, "_LIMIT", 4000)
-    with pytest.raises(ConfigError, match=r"5\.0 KB of sources, too much") as error:
+    with pytest.raises(ConfigError, match=r"5\.0 kB of sources, too much") as error:
         pack(root, tmp_path / "a.tar")
     assert "`data.bin`" in error.value.hint
