@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.build import described
+from max_build.cli.project import add_unit, opened, print_json, settings_of
 from max_build.explain import Explanation, compare, ir_of, nearest
 from max_build.pipeline import Outcome, build
 from max_build.record import Record
@@ -24,11 +25,7 @@ def register(commands: Any) -> None:
         "hit. Nothing is compiled.",
         allow_abbrev=False,
     )
-    parser.add_argument("units", nargs=1, metavar="UNIT")
-    parser.add_argument(
-        "-t", "--target", dest="targets", action="append", metavar="TARGET", help="only this target"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    add_unit(parser)
     parser.set_defaults(run=run)
 
 
@@ -63,15 +60,7 @@ def _is_other(one: Record, record: Record) -> bool:
 
 
 def _described(outcome: Outcome, explanation: Explanation | None) -> dict[str, Any]:
-    return {
-        "unit": outcome.unit.name,
-        "target": str(outcome.target),
-        "state": outcome.state,
-        "key": outcome.key,
-        "tier": outcome.tier,
-        "reason": outcome.reason,
-        "always": outcome.always,
-        "error": str(outcome.error) if outcome.error else "",
+    return described(outcome) | {
         "against": explanation.against.key if explanation else "",
         "changes": [
             {"component": name, "before": before, "after": after}

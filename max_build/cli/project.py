@@ -13,7 +13,7 @@ import msgspec
 from max_build.config import Settings, cache_settings, load_settings
 from max_build.store import Cache, CacheSettings, open_cache
 
-__all__ = ["add_selection", "cache_of", "opened", "print_json", "settings_of"]
+__all__ = ["add_selection", "add_unit", "cache_of", "opened", "print_json", "settings_of"]
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +26,15 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="TARGET",
         help="compile for this target in place of the declared ones; may be repeated",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def add_unit(parser: argparse.ArgumentParser) -> None:
+    """Add the one unit that a command is about, and its targets."""
+    parser.add_argument("units", nargs=1, metavar="UNIT")
+    parser.add_argument(
+        "-t", "--target", dest="targets", action="append", metavar="TARGET", help="only this target"
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from max_build.cli.project import opened, print_json, settings_of
+from max_build.cli.project import add_unit, opened, print_json, settings_of
 from max_build.compilers import elf
 from max_build.pipeline import Outcome, build
 from max_build.store import Cache
@@ -25,11 +25,7 @@ def register(commands: Any) -> None:
         "and each kernel of its machine code with architecture, registers and sizes.",
         allow_abbrev=False,
     )
-    parser.add_argument("units", nargs=1, metavar="UNIT")
-    parser.add_argument(
-        "-t", "--target", dest="targets", action="append", metavar="TARGET", help="only this target"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    add_unit(parser)
     parser.set_defaults(run=run)
 
 

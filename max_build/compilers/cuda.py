@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from max_build.compilers import Memory
     from max_build.config import Unit
 
-__all__ = ["CudaCompiler", "kernels_of"]
+__all__ = ["CudaCompiler", "SourceCompiler", "foreign", "kernels_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,9 @@ class _State:
     closure: Closure
 
 
-class CudaCompiler:
-    """Compiles `source = "….cu"`."""
+class SourceCompiler:
+    """What compilers of kernel sources share: keyed from bytes, in the build process."""
 
-    name = "cuda"
     kinds: tuple[Literal["graph", "kernel"], ...] = ("kernel",)
     accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
     runs_user_code = False
@@ -51,6 +50,18 @@ class CudaCompiler:
 
     def __init__(self) -> None:
         self._notes: tuple[Memory | None, Notes] | None = None
+
+    def notes_of(self, memory: Memory | None) -> Notes:
+        """The notes over `memory`, kept for the next job."""
+        if self._notes is None or self._notes[0] is not memory:
+            self._notes = (memory, Notes(memory))
+        return self._notes[1]
+
+
+class CudaCompiler(SourceCompiler):
+    """Compiles `source = "….cu"`."""
+
+    name = "cuda"
 
     def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Check the options, and that nothing of Triton's is set."""
@@ -63,7 +74,7 @@ class CudaCompiler:
         declared = job.unit.declared
         options = cuda_options.decode(declared["options"])
         layout = Layout.of(str(job.root), declared["include-dirs"])
-        notes = self._notes_of(job.memory)
+        notes = self.notes_of(job.memory)
         compiler = nvrtc.build_id(notes.stats)
         closure = notes.closure(posixpath.join(str(job.root.resolve()), declared["source"]), layout)
         notes.save()
@@ -106,11 +117,6 @@ class CudaCompiler:
             product = _in_place(job, state)
         why = f"NVRTC found {', '.join(f'`{name}`' for name in missed)}, the search did not"
         return Product(product.files, product.kernels, uncacheable=why)
-
-    def _notes_of(self, memory: Memory | None) -> Notes:
-        if self._notes is None or self._notes[0] is not memory:
-            self._notes = (memory, Notes(memory))
-        return self._notes[1]
 
 
 def foreign(unit: Unit) -> Iterator[tuple[str, str]]:

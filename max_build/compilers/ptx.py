@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, linker
-from max_build.compilers.cuda import foreign, kernels_of
+from max_build.compilers.cuda import SourceCompiler, foreign, kernels_of
 from max_build.compilers.cuda_options import PTX_NAMES, CudaOptions
-from max_build.compilers.notes import Notes
 from max_build.errors import CompileError
 from max_build.key import Components, digest
 from max_build.record import Role
-from max_build.target import KNOWN_TARGETS, Target
 
 if TYPE_CHECKING:
-    from max_build.compilers import Memory
     from max_build.config import Unit
 
 __all__ = ["PtxCompiler"]
@@ -29,17 +26,10 @@ class _State:
     module: bytes
 
 
-class PtxCompiler:
+class PtxCompiler(SourceCompiler):
     """Compiles `source = "….ptx"`."""
 
     name = "ptx"
-    kinds: tuple[Literal["graph", "kernel"], ...] = ("kernel",)
-    accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
-    runs_user_code = False
-    one_job_per_process = False
-
-    def __init__(self) -> None:
-        self._notes: tuple[Memory | None, Notes] | None = None
 
     def problems(self, unit: Unit) -> Iterator[tuple[str, str]]:
         """Check the options, and that nothing is set that a PTX module cannot have."""
@@ -60,10 +50,9 @@ class PtxCompiler:
             message = f"`{declared['source']}` cannot be read: {error.strerror}"
             raise CompileError(message) from error
         linker.read_ptx(module, declared["source"])
-        if self._notes is None or self._notes[0] is not job.memory:
-            self._notes = (job.memory, Notes(job.memory))
-        compiler = linker.build_id(self._notes[1].stats)
-        self._notes[1].save()
+        notes = self.notes_of(job.memory)
+        compiler = linker.build_id(notes.stats)
+        notes.save()
         components = Components(
             compiler={"nvjitlink": compiler.partition(" ")[2]},
             target=str(job.target),
