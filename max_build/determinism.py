@@ -42,11 +42,6 @@ class Finding:
     artifacts: tuple[str, ...] = ()
     error: str = ""
 
-    @property
-    def reproducible(self) -> bool:
-        """Whether both times gave the same."""
-        return not (self.derivation or self.artifacts or self.error)
-
 
 def check(settings: Settings) -> Iterator[Finding]:
     """Compile each unit for each target twice, past the cache, one after the other."""

@@ -105,6 +105,8 @@ class MaxCompiler:
         """Build the graph and hash its canonical text, with what the session adds to it."""
         environment = self.ambient(os.environ)
         _start(job)
+        from max.engine import InferenceSession
+
         with mojo_libraries.observed(job.scratch) as libraries, imported(job) as entry:
             graph = _call(job, entry)
             text = canonical_ir(graph, libraries)
@@ -116,7 +118,9 @@ class MaxCompiler:
             if later.get(name) != environment.get(name)
         }
         options = job.unit.declared["options"]
-        canonical_options = _debug_settings() | {
+        debug = debug_settings(InferenceSession.debug)
+        debug.pop("print_style", None)  # how a model's values are shown, long after the compile
+        canonical_options = {f"debug.{name}": value for name, value in debug.items()} | {
             f"define.{name}": f"{type(value).__name__} {value}"
             for name, value in options.get("defines", {}).items()
         }
@@ -300,14 +304,11 @@ def _call(job: Job, function: Any) -> Any:
     return graph
 
 
-def _debug_settings() -> dict[str, str]:
-    """The process-wide settings of `InferenceSession.debug` that are on, as options."""
-    from max.engine import InferenceSession
-
-    debug = InferenceSession.debug
-    names = [name for name in dir(debug) if not name.startswith("_") and name != "print_style"]
+def debug_settings(debug: Any) -> dict[str, str]:
+    """The settings of MAX's `DebugConfig` that are on, as text."""
+    names = [name for name in dir(debug) if not name.startswith("_")]
     found = {name: value for name in names if not callable(value := getattr(debug, name))}
-    return {f"debug.{name}": str(value) for name, value in found.items() if value}
+    return {name: str(value) for name, value in found.items() if value}
 
 
 def _last_cause(error: BaseException) -> str:

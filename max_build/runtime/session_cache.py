@@ -297,15 +297,15 @@ def _extensions(label: str, paths: list[Path]) -> dict[str, str]:
 
 
 def _debug(session: Any) -> dict[str, str]:
-    debug = session.debug
-    names = [name for name in dir(debug) if not name.startswith("_")]
-    found = {name: value for name in names if not callable(value := getattr(debug, name))}
+    from max_build.compilers.max_graph import debug_settings
+
+    found = debug_settings(session.debug)
     for name in _EFFECTS:
         if found.get(name):
             _pass(f"`InferenceSession.debug.{name}` is set")
     if any("DUMP" in name for name in _sessions[session].defines):
         _pass("a dump of the code was asked for")
-    return {name: str(value) for name, value in found.items() if value}
+    return found
 
 
 def _devices(session: Any) -> str:

@@ -78,13 +78,12 @@ def device_buffers(
     """
     from max.driver import Buffer
 
-    plain = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)}
-    plan = make_plan(plain)
+    plan = _plan(tensors)
     sink = MaxSink(plan, device)
     streamed = execute(plan, sink, progress)
     found: dict[str, Any] = {}
     for name, tensor in tensors.items():
-        if name in plain:
+        if name in plan.places:
             arena, offset, nbytes = plan.places[name]
             found[name] = _shaped(sink.arenas[arena][offset : offset + nbytes], tensor)
         else:
@@ -115,16 +114,19 @@ def cuda_buffers(
     """
     from cuda.core import Buffer
 
-    plain = {name: tensor for name, tensor in tensors.items() if _is_plain(tensor)}
-    plan = make_plan(plain)
+    plan = _plan(tensors)
     sink = CudaSink(plan, device_id)
     streamed = execute(plan, sink, progress)
     found: dict[str, Any] = {}
-    for name in plain:
-        arena, offset, nbytes = plan.places[name]
+    for name, (arena, offset, nbytes) in plan.places.items():
         owner = sink.arenas[arena]
         found[name] = Buffer.from_handle(int(owner.handle) + offset, nbytes, owner=owner)
     return found, streamed
+
+
+def _plan(tensors: Mapping[str, Tensor]) -> Plan:
+    """The schedule for those tensors whose bytes are wanted as they lie in the file."""
+    return make_plan({name: tensor for name, tensor in tensors.items() if _is_plain(tensor)})
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -262,7 +262,8 @@ def test_zstd_is_used_where_the_server_speaks_it():
     listener.close()
 
 
-def test_a_token_is_sent_as_bearer(monkeypatch):
+def not_found_once() -> tuple[socket.socket, list[bytes]]:
+    """A server that answers one request with 404, and the list it puts that request into."""
     seen = []
     listener = socket.create_server(("127.0.0.1", 0))
 
@@ -273,6 +274,11 @@ def test_a_token_is_sent_as_bearer(monkeypatch):
             connection.sendall(reply(b"", "404 Not Found"))
 
     threading.Thread(target=serve, daemon=True).start()
+    return listener, seen
+
+
+def test_a_token_is_sent_as_bearer(monkeypatch):
+    listener, seen = not_found_once()
     monkeypatch.setenv("MAX_BUILD_REMOTE_TOKEN", "abc")
     store = HttpStore(f"http://127.0.0.1:{listener.getsockname()[1]}/prefix/")
     assert store.get_entry(RECORD.key) is None
@@ -282,16 +288,7 @@ def test_a_token_is_sent_as_bearer(monkeypatch):
 
 
 def test_a_proxy_is_used(monkeypatch):
-    seen = []
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        connection, _ = listener.accept()
-        with connection:
-            seen.append(connection.recv(65536))
-            connection.sendall(reply(b"", "404 Not Found"))
-
-    threading.Thread(target=serve, daemon=True).start()
+    listener, seen = not_found_once()
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
     store = HttpStore("http://cache.example")
     assert store.get_entry(RECORD.key) is None
