@@ -534,6 +534,8 @@ def built_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_works_in_a_browser(browser: Any, built_page: Path) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
     browser.get_log("performance")
     show(browser, built_page)
     assert browser.title == "kernels · max-build report"
@@ -574,7 +576,8 @@ def test_the_page_works_in_a_browser(browser: Any, built_page: Path) -> None:
     focused = (
         "return document.activeElement.matches('tr') && document.activeElement.cells[0].textContent"
     )
-    assert browser.execute_script(focused) == "stamp"
+    # the browser tells of a new fragment when it gets to it, not before the key press returns
+    WebDriverWait(browser, 20).until(lambda page: page.execute_script(focused) == "stamp")
 
     # the theme goes round: auto, light, dark
     toggle = browser.find_element("id", "theme")
