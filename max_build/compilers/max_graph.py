@@ -58,7 +58,7 @@ _NEUTRAL = re.compile(
     r"MODULAR_(HOME|DERIVED_PATH|USER_ID|CRASH_REPORTING.*|TELEMETRY.*|.*CACHE_(DIR|PATH|LOGGING)"
     r"|ENABLE_CACHE_LOGGING|PROFILE_FILENAME|STRUCTURED_LOGGING|OTLP_.*)"
 )
-# Where MAX finds its own parts.
+# Where MAX finds its own parts: `import max` sets these, in this process or in one that started it.
 _PLACES = frozenset(
     {"MODULAR_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_IMPORT_PATH"}
 )
@@ -138,7 +138,7 @@ class MaxCompiler:
         return Derivation(
             components=components,
             ir=text,
-            uncacheable=libraries.unknown(graph),
+            uncacheable=libraries.unknown(graph) or foreign_parts(os.environ),
             state=(graph, libraries),
             reads=libraries.sources(),
         )
@@ -324,15 +324,30 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if name in _VARIABLES or (name.startswith("MODULAR_") and not _NEUTRAL.fullmatch(name))
     }
-    # `import max` itself sets these, in this process or in one that started it.
-    own = tuple(os.path.join(place, "modular") for place in sys.path)
     for name in _PLACES & found.keys():
-        if found[name].startswith(own):
+        if _is_own(found[name]):
             del found[name]
     home = environ.get("MODULAR_HOME") or os.path.join(environ.get("HOME", ""), ".modular")
     with contextlib.suppress(OSError):
         found["modular.cfg"] = digest(Path(home, "modular.cfg").read_bytes())
     return found
+
+
+def foreign_parts(environ: Mapping[str, str]) -> str:
+    """Why MAX's distributions do not tell all of what compiles; empty when they do."""
+    for name in sorted(_PLACES & environ.keys()):
+        if not _is_own(environ[name]):
+            return f"`{name}` is set, and what it brings in cannot be keyed"
+    return ""
+
+
+def _is_own(places: str) -> bool:
+    """Whether a list of places, whichever way it is separated, lies in the `modular` package."""
+    own = {os.path.join(place, "modular") for place in sys.path if place}
+    return all(
+        any(one == place or one.startswith(place + os.sep) for place in own)
+        for one in map(os.path.normpath, re.split("[,;:]", places))
+    )
 
 
 def _validate(path: Path, target: str) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from max_build import distributions
-from max_build.compilers.max_graph import DISTRIBUTIONS, MaxCompiler, signature
+from max_build.compilers.max_graph import DISTRIBUTIONS, MaxCompiler, foreign_parts, signature
 from max_build.compilers.mojo_libraries import Libraries, tree_digest
 from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
@@ -250,6 +250,8 @@ def _ask(session: Any, model: Any, extensions: Any, tiled: bool) -> _Asked:
     if isinstance(model, api.Graph):
         libraries = _only_named(libraries, model.kernel_libraries_paths, named)
     environment = MaxCompiler().ambient(os.environ)
+    if foreign := foreign_parts(os.environ):
+        _pass(foreign)
     options = {
         "threads": held.threads,
         "devices": _devices(session),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -162,6 +164,20 @@ def test_variables_that_max_reads_are_a_miss_and_those_for_its_caches_are_not(
     monkeypatch.setenv("MODULAR_NVPTX_COMPILER_WARN", "1")
     (named,) = changes(before.components, derive().components)
     assert named[0] == "environment.MODULAR_NVPTX_COMPILER_WARN"
+
+
+def test_what_is_compiled_with_parts_that_no_distribution_brought_is_not_kept(
+    derive: Derivation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "MODULAR_MOJO_MAX_IMPORT_PATH"
+    spec = importlib.util.find_spec("modular")
+    assert spec is not None and spec.submodule_search_locations is not None
+    own = os.path.join(next(iter(spec.submodule_search_locations)), "lib", "mojo")
+    monkeypatch.setenv(name, own)
+    assert derive().uncacheable == ""
+    for foreign in (f"{own},{tmp_path}", str(tmp_path), f"{own}{os.sep}..{os.sep}..{os.sep}.."):
+        monkeypatch.setenv(name, foreign)
+        assert derive().uncacheable == f"`{name}` is set, and what it brings in cannot be keyed"
 
 
 def test_the_compilers_every_distribution_is_in_the_key(before: Derived) -> None:
