@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from max_build import distributions, inotify
+from max_build.callers import Stack
 from max_build.key import Components, key_of
 from max_build.owners import Owners, brings
 from max_build.recipe import Distribution, Recipe, broken
 from max_build.surroundings import Here, listing_of
-from max_build.tracing import Stack, Tracer
+from max_build.tracing import Tracer
 
 __all__ = ["recipe_of"]
 

@@ -21,10 +21,15 @@ __all__ = ["Recall"]
 
 
 _DECIDES = (
+    "callers",
     "distributions",
     "inotify",
     "key",
+    "loading",
+    "notes",
+    "openers",
     "owners",
+    "places",
     "provenance",
     "recipe",
     "recorder",

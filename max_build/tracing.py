@@ -22,14 +22,24 @@ import stat
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from importlib import machinery
-from types import CodeType, FrameType, ModuleType
+from types import CodeType
 from typing import Any
 
-from max_build import inotify
-from max_build.recipe import Kind
+from max_build import inotify, openers
+from max_build.callers import (
+    LOOKS,
+    Stack,
+    asked_by,
+    asks_whether,
+    callers,
+    is_library,
+    of_python,
+)
+from max_build.loading import Loading
+from max_build.notes import Notes
+from max_build.places import absolute, mapped, passed
 from max_build.surroundings import (
     candidates_in,
     kind_of,
@@ -39,17 +49,9 @@ from max_build.surroundings import (
     size_of,
 )
 
-__all__ = ["Notes", "Stack", "Tracer"]
+__all__ = ["Tracer"]
 
-Stack = tuple[str, ...]
-"""Files of the code that is running, the innermost first; not the interpreter's, not ours."""
-
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_RECORDER = os.path.join(_OURS, "recorder.py")
-_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _METADATA = os.path.join("importlib", "metadata")
-# Inside them time and chance decide names and log lines, not what is computed.
-_UNTOLD = tuple(_LIBRARY + name for name in ("tempfile.py", "logging" + os.sep))
 
 _PROCESSES = {
     "os.exec": "starts a program",
@@ -73,82 +75,8 @@ _CALENDARS = {"ctime": 0, "gmtime": 0, "localtime": 0, "strftime": 1, "asctime":
 _MACHINE = (
     "cpu_count process_cpu_count sched_getaffinity getloadavg uname getpid getppid getlogin".split()
 )
-_LOOKS = "stat lstat access readlink".split()
-# The library's own questions about what is somewhere, to which a file's size is no part of the
-# answer.
-_WHETHER = frozenset(
-    "exists lexists isfile isdir islink ismount is_file is_dir is_symlink is_mount is_fifo "
-    "is_socket is_block_device is_char_device realpath _joinrealpath resolve".split()
-)
-_OPENERS = {
-    "max._core": ("safetensors.safe_open",),
-    "safetensors._safetensors_rust": ("safe_open",),
-    "tokenizers.tokenizers": (
-        "Tokenizer.from_file",
-        "models.BPE.from_file",
-        "models.BPE.read_file",
-        "models.WordLevel.from_file",
-        "models.WordLevel.read_file",
-        "models.WordPiece.from_file",
-        "models.WordPiece.read_file",
-    ),
-}
-"""Native module → what in it opens the files that its arguments name."""
-
-_LINKS = 40
-"""Links that Linux follows on one path."""
-
 _SETTLED = 2_000_000_000
 """Nanoseconds after which a file's times tell of any further change."""
-
-
-class Notes:
-    """What was seen so far. Paths are absolute.
-
-    Parameters
-    ----------
-    files
-        File that was read → SHA-256 (hex) as it was then; empty where it could not be read.
-    opened
-        File that was read → on whose behalf, each time.
-    """
-
-    def __init__(self) -> None:
-        self.files: dict[str, str] = {}
-        self.opened: defaultdict[str, set[Stack]] = defaultdict(set)
-        self.written: defaultdict[str, set[Stack]] = defaultdict(set)
-        self.looked: defaultdict[str, set[Stack]] = defaultdict(set)
-        self.entered: defaultdict[str, set[Stack]] = defaultdict(set)
-        """Directory that was opened: what is done from there has no place to be noted."""
-        self.listed: defaultdict[str, set[Stack]] = defaultdict(set)
-        self.kinds: dict[str, Kind] = {}
-        """What was there when a place was first looked at."""
-        self.links: dict[str, str] = {}
-        """Place → where it pointed when it was first asked about as a link; see `link_of`."""
-        self.sizes: dict[str, int] = {}
-        """File → its size when that was first asked for; -1 for what is no file."""
-        self.mapped: dict[str, bool] = {}
-        """File that came into memory, by its real path → whether as code."""
-        self.listings: dict[str, str] = {}
-        """Digest of a directory's names when it was first listed."""
-        self.probed: dict[str, dict[str, tuple[str, ...]]] = {}
-        """Directory → module that was looked for in it → what there was to choose among."""
-        self.located: dict[str, str] = {}
-        """Module → its file, or one of its directories."""
-        self.asked: defaultdict[str, set[Stack]] = defaultdict(set)
-        """Module → who wanted it found."""
-        self.imports: defaultdict[str, set[tuple[str, tuple[str, ...]]]] = defaultdict(set)
-        """File → what its import statements name: a module, and names from it."""
-        self.variables: defaultdict[str, set[Stack]] = defaultdict(set)
-        self.enumerated: set[Stack] = set()
-        self.deeds: defaultdict[str, set[Stack]] = defaultdict(set)
-        """What no recipe can promise, in words → who did it directly."""
-        self.questions: defaultdict[str, set[Stack]] = defaultdict(set)
-        """What was asked about the machine: libraries do, to choose how they compute."""
-        self.talks: defaultdict[str, set[Stack]] = defaultdict(set)
-        """The same, whoever it was done through."""
-        self.changed: set[str] = set()
-        """Files that were not the same at two readings."""
 
 
 class Tracer:
@@ -179,7 +107,7 @@ class Tracer:
         self._wrap_looks()
         self._wrap_clocks()
         self._wrap_chance()
-        self._wrap_openers()
+        openers.follow(self._opened, self._blinded)
         self._mapped = self._map()
         sys.addaudithook(self._audit)
 
@@ -223,7 +151,7 @@ class Tracer:
 
     def _map(self) -> dict[str, bool]:
         try:
-            return _mapped()
+            return mapped()
         except OSError as error:
             self.blind = f"what is mapped into memory cannot be seen: {error}"
             return {}
@@ -281,7 +209,7 @@ class Tracer:
         place = None if isinstance(path, int) else self._place(path)
         if place is None:
             return  # of a descriptor, which was noted when it was opened
-        stack = _stack()
+        stack = callers()
         flags = flags if isinstance(flags, int) else 0
         exists = os.path.exists(place)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -309,7 +237,7 @@ class Tracer:
 
     def _place(self, path: Any, directory: int | None = None) -> str | None:
         """See `_absolute`; notes the links that decide where a `..` leads."""
-        place = _absolute(path, directory)
+        place = absolute(path, directory)
         if place is not None and not isinstance(path, int):
             text = os.fsdecode(path)
             if os.pardir in text.split(os.sep):
@@ -318,7 +246,7 @@ class Tracer:
 
     def _way(self, path: str) -> None:
         """Note all that decides where an absolute path leads in the end."""
-        for one in _passed(path):
+        for one in passed(path):
             self.notes.links.setdefault(one, link_of(one))
 
     def _list(self, event: str, path: Any) -> None:
@@ -326,11 +254,11 @@ class Tracer:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return  # the finder's own cache: what it is asked for is noted there
         place = self._place("." if path is None else path)
-        if place is None or _by(_METADATA, frame):
+        if place is None or asked_by(_METADATA, frame):
             return
-        self.notes.listed[place].add(_stack())
+        self.notes.listed[place].add(callers())
         self.notes.listings.setdefault(place, listing_of(place))
-        if event == "os.scandir" and not _is_library(frame) and self._is_own(place + os.sep):
+        if event == "os.scandir" and not is_library(frame) and self._is_own(place + os.sep):
             # what it asks of the entries cannot be seen
             for name in names_in(place):
                 one = os.path.join(place, name)
@@ -338,7 +266,7 @@ class Tracer:
                 self.notes.links.setdefault(one, link_of(one))
 
     def _change(self, event: str, *arguments: Any) -> None:
-        stack = _stack()
+        stack = callers()
         # Paths come first, and last the descriptors of the directories they are relative to.
         if event in ("os.setxattr", "os.truncate"):
             arguments = (arguments[0],)
@@ -351,7 +279,7 @@ class Tracer:
     def _native(self, path: Any, *_: Any) -> None:
         if path is None or path == ":memory:":
             return
-        stack = _stack()
+        stack = callers()
         text = os.fsdecode(path)
         if os.sep in text and (place := self._place(text)) and os.path.isfile(place):
             self._read(place, stack)
@@ -363,17 +291,17 @@ class Tracer:
             self.notes.deeds["reads the clock"].add((code.co_filename,))
 
     def _deed(self, what: str) -> None:
-        self.notes.deeds[what].add(_stack())
+        self.notes.deeds[what].add(callers())
 
     def _draw(self, what: str) -> None:
         if not getattr(self._inside, "seeding", False):
             self._deed(what)
 
     def _question(self, what: str) -> None:
-        self.notes.questions[what].add(_stack())
+        self.notes.questions[what].add(callers())
 
     def _talk(self, what: str) -> None:
-        self.notes.talks[what].add(_stack())
+        self.notes.talks[what].add(callers())
 
     # --- what no audit event tells of
 
@@ -402,10 +330,10 @@ class Tracer:
         raw = data.get(os.fsencode(text))
         now = None if raw is None else os.fsdecode(raw)
         if now == self.environ.get(text):  # else it is what this process made of it
-            self.notes.variables[text].add(_stack())
+            self.notes.variables[text].add(callers())
 
     def _all_variables(self) -> None:
-        self.notes.enumerated.add(_stack())
+        self.notes.enumerated.add(callers())
 
     def _wrap_imports(self) -> None:
         original, find, by_name = (
@@ -459,7 +387,7 @@ class Tracer:
         sys.path_importer_cache.clear()
 
     def _asked(self, fullname: str) -> None:
-        self.notes.asked[fullname].add(_stack())
+        self.notes.asked[fullname].add(callers())
 
     def _locate(self, fullname: str, place: str) -> None:
         self.notes.located.setdefault(fullname, place)
@@ -477,7 +405,7 @@ class Tracer:
             self._probe(os.path.join(directory, module), "__init__")
 
     def _wrap_looks(self) -> None:
-        for name in _LOOKS:
+        for name in LOOKS:
             original = getattr(os, name)
 
             def looking(
@@ -490,7 +418,7 @@ class Tracer:
             ) -> Any:
                 if self._noting() and not isinstance(path, int):
                     link = _link or not options.get("follow_symlinks", True)
-                    sized = _sized and not _asks_whether(sys._getframe(1))
+                    sized = _sized and not asks_whether(sys._getframe(1))
                     self._quietly(self._look, path, link, sized)
                 return _original(path, *rest, **options)
 
@@ -503,7 +431,7 @@ class Tracer:
         place = self._place(path)
         if place is None:
             return
-        self.notes.looked[place].add(_stack())
+        self.notes.looked[place].add(callers())
         self.notes.kinds.setdefault(place, kind_of(place))
         if link:
             self.notes.links.setdefault(place, link_of(place))
@@ -511,54 +439,12 @@ class Tracer:
             self._way(place)
             self.notes.sizes.setdefault(place, size_of(place))
 
-    def _wrap_openers(self) -> None:
-        for module, names in _OPENERS.items():
-            if module in sys.modules:
-                self._wrap_opener(sys.modules[module], names)
+    def _opened(self, *arguments: Any) -> None:
+        if self._noting():
+            self._quietly(self._read_natively, *arguments)
 
-        def loading(execute: Callable[[Any], None], module: Any) -> None:
-            execute(module)
-            self._wrap_opener(module, _OPENERS[module.__name__])
-
-        sys.meta_path.insert(0, _Loading(dict.fromkeys(_OPENERS, loading)))
-
-    def _wrap_opener(self, module: Any, names: tuple[str, ...]) -> None:
-        for name in names:
-            *parents, last = name.split(".")
-            owner = module
-            for one in parents:
-                owner = getattr(owner, one, None)
-            original = getattr(owner, last, None)
-            if original is None:
-                continue  # of another version
-            wrapped = self._opener(original)
-            try:
-                setattr(owner, last, staticmethod(wrapped) if isinstance(owner, type) else wrapped)
-            except (AttributeError, TypeError) as error:
-                self.blind = f"`{module.__name__}.{name}` cannot be followed: {error}"
-            for other in list(sys.modules.values()):  # those that imported it before
-                if isinstance(other, ModuleType) and vars(other).get(last) is original:
-                    setattr(other, last, wrapped)
-
-    def _opener(self, original: Any) -> Any:
-        """What stands for a function, or for a class that opens a file when it is called."""
-
-        def opening(*arguments: Any, **options: Any) -> Any:
-            if self._noting():
-                self._quietly(self._read_natively, *arguments, *options.values())
-            return original(*arguments, **options)
-
-        if not isinstance(original, type):
-            return opening
-
-        class Standing(type):
-            def __call__(cls, *arguments: Any, **options: Any) -> Any:
-                return opening(*arguments, **options)
-
-            def __instancecheck__(cls, instance: Any) -> bool:
-                return isinstance(instance, original)
-
-        return Standing(original.__name__, (), {"__doc__": original.__doc__})
+    def _blinded(self, why: str) -> None:
+        self.blind = why
 
     def _read_natively(self, *arguments: Any) -> None:
         for number, one in enumerate(arguments):
@@ -566,7 +452,7 @@ class Tracer:
             if place is None:
                 continue
             if os.path.isfile(place):
-                self._read(place, _stack())
+                self._read(place, callers())
             elif not number:
                 self._look(one, link=False, sized=False)
 
@@ -601,7 +487,7 @@ class Tracer:
                 execute(module)
                 module.seed(0)
 
-        sys.meta_path.insert(0, _Loading({"numpy.random.mtrand": loading}))
+        sys.meta_path.insert(0, Loading({"numpy.random.mtrand": loading}))
 
     def _wrap(
         self,
@@ -624,7 +510,7 @@ class Tracer:
         def wrapped(*arguments: Any, **options: Any) -> Any:
             if self._noting() and (unless is None or len(arguments) <= unless):
                 file = sys._getframe(1).f_code.co_filename
-                if not directly or not (_of_python(file) or file.startswith("<frozen")):
+                if not directly or not (of_python(file) or file.startswith("<frozen")):
                     self._quietly(note, what)
             return original(*arguments, **options)
 
@@ -635,30 +521,6 @@ class Tracer:
         return self.active and not getattr(self._inside, "busy", False)
 
 
-class _Loading:
-    """Finds some modules, with a loader of our own around theirs.
-
-    Parameters
-    ----------
-    loaders
-        Module → what is called, in place of its loader, with the loader and the module.
-    """
-
-    def __init__(self, loaders: Mapping[str, Callable[[Callable[[Any], None], Any], None]]) -> None:
-        self._loaders = loaders
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """Find one of the modules; None for any other."""
-        if fullname not in self._loaders:
-            return None
-        spec = machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-            load = self._loaders[fullname]
-            spec.loader.exec_module = lambda module: load(execute, module)  # type: ignore[method-assign]
-        return spec
-
-
 def reads_clock(code: CodeType) -> bool:
     """Whether a module's code names `datetime.now` and its like, which cannot be wrapped."""
     names = set(code.co_names)
@@ -667,96 +529,5 @@ def reads_clock(code: CodeType) -> bool:
     return any(reads_clock(one) for one in code.co_consts if isinstance(one, CodeType))
 
 
-def _of_python(file: str) -> bool:
-    return file.startswith(_LIBRARY) and "-packages" + os.sep not in file
-
-
-def _is_library(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return _of_python(file) or file.startswith("<frozen")
-
-
-def _asks_whether(frame: FrameType | None) -> bool:
-    """Whether a look by the library is for what is there, and not for its size."""
-    if frame is not None and frame.f_code.co_name in _LOOKS and _is_library(frame):
-        frame = frame.f_back  # `Path.stat`
-    return frame is not None and frame.f_code.co_name in _WHETHER and _is_library(frame)
-
-
-def _stack() -> Stack:
-    """Who is asking: empty where only the interpreter's library is, or time is of no account."""
-    found: dict[str, None] = {}
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file == _RECORDER:
-            break  # what called us is not what is derived
-        if not file.startswith("<") and not file.startswith(_OURS) and not _of_python(file):
-            found[file] = None
-        elif not found and file.startswith(_UNTOLD):
-            return ()
-        frame = frame.f_back
-    return tuple(found)
-
-
-def _by(part: str, frame: FrameType | None) -> bool:
-    """Whether a part of the interpreter's library is asking."""
-    while frame is not None and (
-        _of_python(frame.f_code.co_filename) or frame.f_code.co_filename.startswith("<")
-    ):
-        if part in frame.f_code.co_filename:
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _absolute(path: Any, directory: int | None = None) -> str | None:
-    """A path as it is used here and now, a descriptor's too; None where that cannot be told."""
-    try:
-        if isinstance(path, int):
-            return os.readlink(f"/proc/self/fd/{path}")
-        base = os.getcwd() if directory is None else os.readlink(f"/proc/self/fd/{directory}")
-    except OSError:
-        return None
-    place = os.path.join(base, os.fsdecode(path))
-    if os.pardir in place.split(os.sep):
-        return os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
-    return os.path.normpath(place)
-
-
-def _passed(path: str) -> Iterator[str]:
-    """The places on an absolute path, and on what the links among them name: path_resolution(7)."""
-    todo = path.split(os.sep)[::-1]
-    place = os.sep
-    links = 0
-    while todo:
-        part = todo.pop()
-        if part in ("", os.curdir):
-            continue
-        if part == os.pardir:
-            place = os.path.dirname(place)
-            continue
-        yield (one := os.path.join(place, part))
-        if not os.path.islink(one):
-            place = one
-            continue
-        links += 1
-        if links > _LINKS:
-            return
-        todo += os.path.join(place, os.readlink(one)).split(os.sep)[::-1]
-        place = os.sep
-
-
 def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-
-def _mapped() -> dict[str, bool]:
-    """Files that are mapped into this process → whether as code: see proc_pid_maps(5)."""
-    found: dict[str, bool] = {}
-    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith(os.sep):
-                found[fields[5]] = found.get(fields[5], False) or "x" in fields[1]
-    return found
