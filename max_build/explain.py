@@ -116,9 +116,13 @@ def told(name: str, before: str, after: str, *, graph: str = "") -> str:
     if group == "environment":
         return f"environment `{leaf}` {'set' if not before else 'changed' if after else 'unset'}"
     if group == "dependencies":
+        from max_build.compilers.includes import SOURCE_ROOT
+
         what = "header " if leaf.endswith(_HEADERS) else ""
-        return f"{what}`{leaf}` {'added' if not before else 'changed' if after else 'removed'}"
-    return f"{name.replace('.', ' ', 1)} {before or 'unset'} → {after or 'unset'}"
+        path = leaf.removeprefix(f"{SOURCE_ROOT}/")
+        return f"{what}`{path}` {'added' if not before else 'changed' if after else 'removed'}"
+    values = (one.replace("\n", ", ") or "unset" for one in (before, after))
+    return f"{name.replace('.', ' ', 1)} {' → '.join(values)}"
 
 
 def _grouped(found: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

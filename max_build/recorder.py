@@ -35,7 +35,9 @@ class Recorder:
         """
         adapter = compilers.get(job.unit.compiler)
         if not isinstance(adapter, Direct):
-            return adapter.derive(job), None, f"compiler `{adapter.name}` knows no recipes"
+            # What is keyed by reading files alone has nothing that a recipe could save.
+            lacks = f"compiler `{adapter.name}` knows no recipes" if adapter.runs_user_code else ""
+            return adapter.derive(job), None, lacks
         if self._tracer is None:
             from max_build.tracing import Tracer
 
