@@ -214,7 +214,7 @@ class _Session:
             key = "" if derivation.uncacheable else key_of(derivation.components)
         if not key:
             return None
-        found = self._cache.lookup(key, fetch=self._mode != "look")
+        found = self._cache.lookup(key, fetch=self._mode != "look", again=True)
         return _hit(unit, target, found, started) if isinstance(found, Hit) else None
 
     def work(self, unit: Unit, target: Target) -> Outcome:
@@ -255,7 +255,8 @@ class _Session:
         key = key_of(answer.components)
         if answer.uncacheable:
             return self._miss(worker, job, answer, answer.uncacheable, started)
-        found = self._cache.lookup(key, fetch=self._mode != "look")
+        building = self._mode == "build"
+        found = self._cache.lookup(key, fetch=self._mode != "look", again=building)
         if isinstance(found, Hit):
             return _hit(job.unit, job.target, found, started)
         reason, explanation = explain_miss(
@@ -266,14 +267,17 @@ class _Session:
             found,
             self._recall.stale(job.unit, job.target),
         )
-        if self._mode != "build":
+        if not building:
             outcome = self._miss(worker, job, answer, reason, started)
             return dataclasses.replace(outcome, explanation=explanation)
         self._tell("waiting", job)
         with self._cache.single_flight(key) as waited:
-            found = self._cache.lookup(key) if waited else found
-            if isinstance(found, Hit):
-                return _hit(job.unit, job.target, found, started)
+            if waited:
+                found = self._cache.lookup(key)
+                if isinstance(found, Hit):
+                    return _hit(job.unit, job.target, found, started)
+            else:
+                self._cache.stats.miss(found.reason)
             return self._miss(worker, job, answer, reason, started)
 
     def _miss(

@@ -17,8 +17,8 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "stats",
         help="hits by tier, misses by reason, bytes and seconds saved",
-        description="Counters of this machine's cache directory: since ever, and of the last "
-        "build.",
+        description="Counters of this machine's cache directory: since ever, and of the last run "
+        "that looked anything up.",
         allow_abbrev=False,
     )
     form = parser.add_mutually_exclusive_group()
@@ -29,6 +29,7 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the counters."""
+    from max_build.report.units import plural
     from max_build.store.amounts import show_size
     from max_build.store.stats import load_totals, prometheus
 
@@ -39,9 +40,11 @@ def run(options: argparse.Namespace) -> int:
     elif options.json:
         print_json({"ever": msgspec.structs.asdict(ever), "last": msgspec.structs.asdict(last)})
     else:
-        for title, totals in (("last build", last), (f"all {ever.builds} builds", ever)):
+        runs = f"{plural(ever.builds, 'run')} in all"
+        for title, totals in (("the last run", last), (runs, ever)):
             hits, misses = sum(totals.hits.values()), sum(totals.misses.values())
-            print(f"{title}: {hits} hits, {misses} misses, {totals.seconds_saved:.0f} s saved")
+            told = f"{plural(hits, 'hit')}, {plural(misses, 'miss')}"
+            print(f"{title}: {told}, {totals.seconds_saved:.0f} s saved")
             for name, values in (
                 ("hits", totals.hits),
                 ("misses", totals.misses),

@@ -35,5 +35,6 @@ def moment(since_1970: float) -> tuple[str, str]:
 
 
 def plural(count: int, word: str) -> str:
-    """`1 unit`, `1,200 units`."""
-    return f"{count:,} {word}{'s' * (count != 1)}"
+    """`1 unit`, `1,200 units`, `2 misses`."""
+    ending = "es" if word.endswith("s") else "s"
+    return f"{count:,} {word}{ending * (count != 1)}"

@@ -65,18 +65,20 @@ class Cache:
 
     # --- look up
 
-    def lookup(self, key: str, *, fetch: bool = True) -> Hit | Miss:
+    def lookup(self, key: str, *, fetch: bool = True, again: bool = False) -> Hit | Miss:
         """Find the record of `key` in the nearest tier that has it whole.
 
         With `fetch`, its blobs are in the local tier and verified when this returns, so that
         `path` gives them; nearer tiers have been given what they lacked. Without, nothing is
         read but the record, written or counted.
+
+        With `again`, a miss is not counted: the caller will look again before it compiles.
         """
         found = self._lookup(key, fetch=fetch)
         if fetch:
             if isinstance(found, Hit):
                 self.stats.hit(found.tier, found.record.seconds)
-            else:
+            elif not again:
                 self.stats.miss(found.reason)
         return found
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from kernel_repos import CHAIN, SAXPY, Repo, chain, make, saxpy
-from max_build import load_settings
+from max_build import load_settings, open_cache
 from max_build.compilers import Job
 from max_build.compilers.cuda import CudaCompiler
 from max_build.errors import CompileError
+from max_build.pipeline import build
 from max_build.target import Target
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")
@@ -340,3 +341,15 @@ def test_long_names_and_many_kernels_make_few_short_paths(tmp_path: Path) -> Non
     root = Path(os.environ["MAX_BUILD_CACHE_DIR"])
     assert (len(stored("ac")), len(stored("cas"))) == (20, 20)
     assert max(len(str(path.relative_to(root))) for path in root.rglob("*")) <= 90
+
+
+def test_each_unit_and_target_counts_once_however_often_it_is_looked_up(tmp_path: Path) -> None:
+    repo = make(tmp_path, {"a.cu": SAXPY}, {"saxpy": 'source = "a.cu"'})
+    repo.configure({"saxpy": 'source = "a.cu"'}, targets='["sm_80", "sm_90a"]')
+    counted = []
+    settings = load_settings(repo.root)
+    for _ in range(2):
+        with open_cache(settings.cache) as cache:
+            build(settings, cache)
+            counted.append((sum(cache.stats.hits.values()), sum(cache.stats.misses.values())))
+    assert counted == [(0, 2), (2, 0)]
