@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max_build.cli.progress import Progress
@@ -43,6 +44,12 @@ def register(commands: Any) -> None:
         help="a miss is an error and nothing compiles (also MAX_BUILD_REQUIRE_HIT=1)",
     )
     parser.add_argument(
+        "--lock",
+        type=Path,
+        metavar="FILE",
+        help="note what was built as a lock: `max-build pull --lock FILE` fetches it elsewhere",
+    )
+    parser.add_argument(
         "--check-determinism",
         action="store_true",
         help="compile everything twice past the cache, and say which compilers are reproducible",
@@ -61,6 +68,11 @@ def run(options: argparse.Namespace) -> int:
         saved = sum(
             one.record.seconds for one in result.outcomes if one.state == "cached" and one.record
         )
+    if options.lock is not None and not result.failed:
+        from max_build.cli.lock import write
+
+        for line in write(options.lock, settings, result):
+            print(f"warning: {line}", file=sys.stderr)
     if options.json:
         print_json(
             {

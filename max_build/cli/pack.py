@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from max_build.cli.project import cache_of, opened, print_json
-from max_build.cli.selection import add_choice
+from max_build.cli.selection import add_choice, records_of
+from max_build.errors import StoreError
 
 __all__ = ["register", "run"]
 
@@ -33,16 +34,16 @@ def run(options: argparse.Namespace) -> int:
     """Pack; 1 if nothing fits."""
     from max_build.cli.tiers import store_of
     from max_build.store.bundle import pack
-    from max_build.store.transfer import chosen, recipes_for
+    from max_build.store.transfer import recipes_for
 
     with opened(cache_of(options)) as cache:
         local = store_of(cache, "local")
-        keys = [
-            record.key
-            for record in chosen(
-                local, keys=options.keys, units=options.units, targets=options.targets
-            )
-        ]
+        records, failed = records_of(local, options)
+        if failed:
+            lines = "\n".join(f"{key}: {reason}" for key, reason in sorted(failed.items()))
+            message = f"nothing was written, since not all of it is here:\n{lines}"
+            raise StoreError(message, kind="missing", hint="`max-build pull` may bring it")
+        keys = [record.key for record in records]
         if not keys:
             print("no record fits; nothing was written", file=sys.stderr)
             return 1

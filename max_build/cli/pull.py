@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from max_build.cli.project import cache_of, opened
-from max_build.cli.selection import add_choice, report_moved
+from max_build.cli.selection import add_choice, locked_of, report_moved, without_record
 from max_build.errors import StoreError
 
 __all__ = ["register", "run"]
@@ -18,7 +18,8 @@ def register(commands: Any) -> None:
         "pull",
         help="bring records of the shared directory or the remote to this machine",
         description="Download records and their blobs ahead of a build, e.g. into a container "
-        "image. From an HTTP server, which cannot list what it has, only by whole keys.",
+        "image. With a lock, neither a project nor a compiler is needed. An HTTP server cannot "
+        "list what it has: there, name a lock or whole keys.",
         allow_abbrev=False,
     )
     add_choice(parser)
@@ -27,17 +28,23 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Pull; 1 if anything could not be moved."""
-    from max_build.store.transfer import chosen, pull
+    from max_build.store.transfer import Moved, chosen, pull, pull_recipes
 
     with opened(cache_of(options)) as cache:
         if not cache.outer:
             message = "there is no shared cache and no remote to pull from"
             raise StoreError(message, hint="set `MAX_BUILD_REMOTE`, or `remote` in the project")
-        keys = dict.fromkeys(
-            record.key
-            for tier in cache.outer
-            for record in chosen(
-                tier.store, keys=options.keys, units=options.units, targets=options.targets
-            )
-        )
-        return report_moved(pull(cache, list(keys)), options, "pulled")
+        lock = locked_of(options)
+        if lock is not None:
+            return report_moved(pull(cache, lock.keys(), lock), options, "pulled")
+        choice = {"keys": options.keys, "units": options.units, "targets": options.targets}
+        stores = [tier.store for tier in cache.outer]
+        records = [record for store in stores for record in chosen(store, **choice)]
+        whole = [key for key in options.keys if len(key) == 64]  # these tell why they are not here
+        result = pull(cache, dict.fromkeys([*(record.key for record in records), *whole]).keys())
+        if not options.keys:  # else the tiers need not be able to list
+            for store in stores:
+                pull_recipes(cache, store, result.moved)
+        absent = without_record(options, records, "nothing out there fits")
+        failed = {key: why for key, why in absent.items() if key not in result.moved}
+        return report_moved(Moved(result.moved, failed | result.failed), options, "pulled")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from max_build.cli.project import cache_of, opened
-from max_build.cli.selection import add_choice, report_moved
+from max_build.cli.selection import add_choice, records_of, report_moved
 
 __all__ = ["register", "run"]
 
@@ -27,11 +27,9 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Push; 1 if anything could not be moved."""
     from max_build.cli.tiers import store_of
-    from max_build.store.transfer import chosen, push
+    from max_build.store.transfer import Moved, push
 
     with opened(cache_of(options)) as cache:
-        local = store_of(cache, "local")
-        records = list(
-            chosen(local, keys=options.keys, units=options.units, targets=options.targets)
-        )
-        return report_moved(push(cache, records), options, "pushed")
+        records, failed = records_of(store_of(cache, "local"), options)
+        result = push(cache, records)
+        return report_moved(Moved(result.moved, {**result.failed, **failed}), options, "pushed")

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from max_build.cli.project import print_json
+from max_build.runtime.devices import cuda_driver
 from max_build.weights import Weights, open_weights
 from max_build.weights.fingerprint import Difference, Fingerprint, compare, fingerprint
+from max_build.weights.gds import gds_reason
 
 __all__ = ["register", "run"]
 
@@ -66,6 +68,7 @@ def _described(weights: Weights, digests: Fingerprint | None) -> dict[str, Any]:
                 "format": shard.header.format,
                 "size": shard.file.size,
                 "tensors": len(shard.header.entries),
+                "gds": gds_reason(shard.file.path),
             }
             for shard in weights.shards
         ],
@@ -94,6 +97,10 @@ def _lines(weights: Weights, digests: Fingerprint | None) -> list[str]:
     files = f" in {len(weights.shards)} files" if several else ""
     total = f"  xxh3 {digests.total}" if digests is not None else ""
     lines.append(f"{len(weights)} tensors, {_size(weights.nbytes)}{files}{total}")
+    if cuda_driver() is not None:
+        reason = next(filter(None, map(gds_reason, weights.files)), "")
+        way = f"through pinned buffers ({reason})" if reason else "by cuFile"
+        lines.append(f"to a GPU {way}")
     return lines
 
 

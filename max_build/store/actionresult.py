@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from max_build.key import parsed
 from max_build.store.entry import unseal
 
 __all__ = ["decode", "encode"]
@@ -29,9 +30,12 @@ class _Blobs(msgspec.Struct):
     blobs: list[_Blob] = []
 
 
+_READ = msgspec.json.Decoder(_Blobs)
+
+
 def encode(entry: bytes) -> bytes:
     """Wrap an entry, naming the blobs of the record in it."""
-    found = msgspec.json.decode(unseal(entry).payload, type=_Blobs)
+    found = parsed(unseal(entry).payload, _READ)
     files = b"".join(
         _field(_OUTPUT_FILES, _output(f"{number}.{blob.role}", blob))
         for number, blob in enumerate(found.blobs)

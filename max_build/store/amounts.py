@@ -17,14 +17,15 @@ def parse_size(text: str) -> int:
     Raises
     ------
     ValueError
-        If it is none of that form.
+        If it is none of that form, or takes more than 63 bits.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
     scale = (_SIZES | _BINARY).get(match[2]) if match else None
-    if match is None or scale is None:
+    size = float(match[1]) * scale if match and scale else float("inf")
+    if size >= 1 << 63:
         message = f"a size is a number with K, M, G, T or KiB, MiB, GiB, TiB, got {text!r}"
         raise ValueError(message)
-    return int(float(match[1]) * scale)
+    return int(size)
 
 
 def parse_age(text: str) -> float:

@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, Self
 
 import msgspec
 
@@ -24,6 +24,7 @@ from max_build.store.entry import holds_recipes, unseal
 
 __all__ = ["Carried", "pack", "unpack"]
 
+_LONGEST_HEADER = 1 << 16
 _MEMBER = re.compile(r"(ac|cas)/([0-9a-f]{2})/(\2[0-9a-f]{62})\Z")
 
 
@@ -84,18 +85,22 @@ def unpack(cache: Cache, path: Path) -> Carried:
     StoreError
         If the file cannot be read as a bundle.
     """
-    entries: dict[str, bytes] = {}
     refused: list[str] = []
-    blobs = 0
+    taken = blobs = 0
     try:
-        with open_packed(path, "rb") as file, tarfile.open(fileobj=file, mode="r|") as tar:
+        with (
+            open_packed(path, "rb") as file,
+            tarfile.open(fileobj=file, mode="r|", tarinfo=_Member) as tar,
+        ):
             for member in tar:
                 match = _MEMBER.match(member.name)
                 content = tar.extractfile(member) if match and member.isreg() else None
                 if match is None or content is None:
                     refused.append(f"{member.name[:80]!r} is no name of a bundle")
                 elif match[1] == "ac":
-                    entries[match[3]] = content.read(ENTRY_LIMIT)
+                    problem = cache.adopt(match[3], content.read(ENTRY_LIMIT))
+                    taken += not problem
+                    refused += [problem] if problem else []
                 else:
                     blob = Blob(role="mef", digest=match[3], size=member.size)
                     try:
@@ -103,19 +108,24 @@ def unpack(cache: Cache, path: Path) -> Carried:
                         blobs += 1
                     except StoreError as error:
                         refused.append(error.message)
-    except (OSError, EOFError, tarfile.TarError) as error:
+    except (OSError, EOFError, ValueError, tarfile.TarError) as error:  # tarfile raises them all
         if isinstance(error, StoreError):
             raise
         message = f"bundle `{path}` cannot be read: {error}"
         raise StoreError(message, kind="corrupt") from error
-    taken = 0
-    for key, data in entries.items():
-        problem = cache.adopt(key, data)
-        if problem:
-            refused.append(problem)
-        else:
-            taken += 1
     return Carried(taken, blobs, tuple(refused))
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header stays small, where tarfile would read any length of it into memory."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        member = super().frombuf(buf, encoding, errors)
+        if not member.isreg() and member.size > _LONGEST_HEADER:
+            message = f"header of {member.size} bytes"
+            raise tarfile.ReadError(message)
+        return member
 
 
 def _add(tar: tarfile.TarFile, name: str, size: int, file: IO[bytes]) -> None:

@@ -95,7 +95,8 @@ class Cache:
             return self.local.file(blob)
         except StoreError as error:
             self._note("local", error)
-            if all(self._reader.fetch(tier, blob) for tier in self.outer):
+            lost = error.kind in {"corrupt", "missing"}  # else it may pass
+            if all(self._reader.fetch(tier, blob) for tier in self.outer) and lost:
                 raise
         return self.local.file(blob)
 

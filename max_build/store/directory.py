@@ -28,7 +28,7 @@ from max_build.store.base import (
     fault_of,
 )
 
-__all__ = ["DirectoryStore", "open_regular", "read_small"]
+__all__ = ["DirectoryStore", "open_regular", "read_small", "read_whole"]
 
 T = TypeVar("T")
 
@@ -122,15 +122,19 @@ class DirectoryStore(Store):
 
     def get_blob(self, digest: str, sink: Sink) -> bool:
         path = self.path("cas", digest)
-        with self._reading(path):
-            fd = _again(lambda: open_regular(path))
+
+        def pour() -> bool:
+            fd = open_regular(path)
             if fd is None and self._listed(path):
                 fd = open_regular(path)
             if fd is None:
                 return False
             with os.fdopen(fd, "rb", buffering=0) as file:
                 self._pour(file, sink)
-        return True
+            return True
+
+        with self._reading(path):
+            return _again(pour, unless=lambda: sink.count > 0)
 
     def put_blob(self, digest: str, source: BinaryIO) -> None:
         path = self.path("cas", digest)
@@ -147,7 +151,7 @@ class DirectoryStore(Store):
         path = self.path("cas", digest)
         with self._reading(path):
             try:
-                return stat.S_ISREG(os.lstat(path).st_mode)
+                return stat.S_ISREG(_again(lambda: os.lstat(path)).st_mode)
             except OSError as error:
                 if error.errno in _ABSENT:
                     return self._listed(path)
@@ -195,13 +199,19 @@ class DirectoryStore(Store):
 
     def lease_mark(self, key: str) -> str | None:
         path = self.root / "lease" / key
-        with self._reading(path):
+
+        def mark() -> str | None:
             fd = open_regular(path)  # opened, since a network file system asks anew only then
             if fd is None:
                 return None
-            info = os.fstat(fd)
-            os.close(fd)
+            try:
+                info = os.fstat(fd)
+            finally:
+                os.close(fd)
             return f"{info.st_ino} {info.st_mtime_ns}"
+
+        with self._reading(path):
+            return _again(mark)
 
     def renew_lease(self, key: str, owner: bytes) -> None:
         path = self.root / "lease" / key
@@ -219,15 +229,16 @@ class DirectoryStore(Store):
 
     def list(self, kind: Kind) -> Iterator[Item]:
         top = self.root / kind
-        for shard in _scan(top):
-            for found in _scan(shard.path):
-                if not _NAME.match(found.name):
-                    continue
-                try:
-                    info = found.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                yield Item(kind, found.name, info.st_size, info.st_mtime)
+        with self._reading(top):
+            for shard in _scan(top):
+                for found in _scan(shard.path):
+                    if not _NAME.match(found.name):
+                        continue
+                    try:
+                        info = found.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    yield Item(kind, found.name, info.st_size, info.st_mtime)
 
     def delete(self, kind: Kind, name: str) -> None:
         path = self.path(kind, name)
@@ -260,12 +271,21 @@ class DirectoryStore(Store):
         return _again(lambda: read_small(path))
 
     def _listed(self, path: Path) -> bool:
-        """Whether a name that was not found is there after all.
+        """Whether a name that was not found is there after all."""
+        return self._shared and self._seen(path)
 
-        An NFS client may remember for a minute that a name is absent; listing its folder makes
-        it ask the server.
+    def _seen(self, path: Path) -> bool:
+        """Whether a name is there, whatever an NFS client remembers of it.
+
+        For up to a minute it may take a name for absent, be it a file's or its folder's, or a
+        folder for the one that it was. Listing what the name lies in makes it ask the server.
         """
-        return self._shared and any(found.name == path.name for found in _scan(path.parent))
+        if path == self.root:
+            return False
+        names = _names(path.parent)
+        if names is None and self._seen(path.parent):
+            names = _names(path.parent)
+        return names is not None and path.name in names
 
     def _now(self) -> float:
         path = self.folder("tmp") / os.urandom(8).hex()
@@ -317,9 +337,11 @@ class DirectoryStore(Store):
                 elif final.is_dir() and not final.is_symlink():
                     self._set_aside(final)
                 temp.replace(final)
-            except FileNotFoundError:  # another writer put its own new shard in place of ours
-                if attempt == 2:
+            except OSError as error:
+                # Another writer put its own new shard in place of ours.
+                if error.errno not in {errno.ENOENT, errno.ESTALE} or attempt == 2:
                     raise
+                self._seen(final)
             else:
                 return
 
@@ -341,7 +363,7 @@ class DirectoryStore(Store):
             new.rename(folder)
         except OSError:
             new.rmdir()
-            if not folder.is_dir():  # somebody else's is as good
+            if not folder.is_dir() and not self._seen(folder):  # somebody else's is as good
                 raise
         return folder
 
@@ -378,7 +400,12 @@ def open_regular(path: Path | str) -> int | None:
             message = f"`{path}` is not a regular file"
             raise StoreError(message, kind="corrupt") from error
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        os.close(fd)
+        raise
+    if not regular:
         os.close(fd)
         message = f"`{path}` is not a regular file"
         raise StoreError(message, kind="corrupt")
@@ -391,9 +418,7 @@ def read_small(path: Path | str) -> bytes | None:
     if fd is None:
         return None
     try:
-        data = b""
-        while chunk := os.read(fd, min(1 << 16, ENTRY_LIMIT + 1 - len(data))):
-            data += chunk
+        data = read_whole(fd, min(os.fstat(fd).st_size, ENTRY_LIMIT + 1))
     finally:
         os.close(fd)
     if len(data) > ENTRY_LIMIT:
@@ -402,19 +427,36 @@ def read_small(path: Path | str) -> bytes | None:
     return data
 
 
-def _again(read: Callable[[], T]) -> T:
-    """Read once more where a file was replaced under an NFS client's feet."""
+def read_whole(fd: int, size: int) -> bytes:
+    """The first `size` bytes of an open file, fewer where it is shorter."""
+    data = os.read(fd, size)
+    while len(data) < size and (chunk := os.read(fd, size - len(data))):
+        data += chunk
+    return data
+
+
+def _again(read: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
+    """Read anew where a file was replaced or removed under an NFS client's feet."""
+    for _ in range(2):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE or unless():
+                raise
+    return read()
+
+
+def _names(folder: Path) -> list[str] | None:
     try:
-        return read()
-    except OSError as error:
-        if error.errno != errno.ESTALE:
-            raise
-        return read()
+        return os.listdir(folder)
+    except OSError:
+        return None
 
 
 def _scan(folder: Path | str) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as found:
             yield from found
-    except OSError:
-        return
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise

@@ -30,7 +30,8 @@ Verdict = Literal["ok", "note", "problem"]
 _FIXES = {
     "timeout": "is it reachable from here? `request-timeout` says how long to wait",
     "refused": "is the server up, and the address right?",
-    "permission": "check credentials (URL, `MAX_BUILD_REMOTE_TOKEN`, netrc, `AWS_*`) and rights",
+    "permission": "check rights and credentials: URL, `MAX_BUILD_REMOTE_TOKEN`, netrc, "
+    "`remote-cert`, `AWS_*`, `GOOGLE_*`, `AZURE_*`",
     "read-only": 'ask for write access, or set `remote-mode = "read"`',
     "full": "free some space: `max-build gc`",
     "server": "look at the server's log",

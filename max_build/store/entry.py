@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from max_build.key import canonical, digest
+from max_build.key import canonical, digest, parsed
 
 __all__ = [
     "ENTRY_SCHEMA",
@@ -75,8 +75,8 @@ def unseal(data: bytes) -> Sealed:
         message = "entry is not two lines"
         raise ValueError(message)
     try:
-        trailer = _TRAILER.decode(parts[1])
-    except msgspec.DecodeError as error:
+        trailer = parsed(parts[1], _TRAILER)
+    except ValueError as error:
         message = f"entry has no readable second line: {error}"
         raise ValueError(message) from error
     if trailer.schema != ENTRY_SCHEMA:
@@ -107,8 +107,8 @@ def unseal_recipes(lookup: str, payload: bytes) -> tuple[bytes, ...]:
         If it holds none, or those of another lookup key.
     """
     try:
-        found = _RECIPES.decode(payload)
-    except msgspec.DecodeError as error:
+        found = parsed(payload, _RECIPES)
+    except ValueError as error:
         message = f"recipes are not readable: {error}"
         raise ValueError(message) from error
     if found.lookup != lookup:

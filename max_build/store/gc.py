@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from max_build.errors import StoreError
-from max_build.store.base import Kind
+from max_build.store.base import Kind, fault_of
 from max_build.store.directory import DirectoryStore
 from max_build.store.survey import (
     GOING,
@@ -150,7 +150,8 @@ def gc(
     Raises
     ------
     StoreError
-        If the directory cannot be written, or there is no room for a temporary file.
+        If the directory cannot be read to the end: what an unseen entry names would go; if it
+        cannot be written, or there is no room for a temporary file.
     """
     try:
         what = plan(
@@ -159,6 +160,10 @@ def gc(
         if dry_run:
             return Report(len(what.entries), len(what.blobs), what.freed, what.left, 0)
         return collect(store, what)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise fault_of(error, f"gc of `{store.root}` cannot read all of it") from error
     except sqlite3.Error as error:
         message = f"gc of `{store.root}` needs room for a temporary file: {error}"
         raise StoreError(message, kind="full") from error
@@ -185,11 +190,19 @@ def pin(store: DirectoryStore, key: str, *, pinned: bool = True) -> None:
 
 
 def pins(store: DirectoryStore) -> frozenset[str]:
-    """The keys that are pinned."""
+    """The keys that are pinned.
+
+    Raises
+    ------
+    StoreError
+        If that cannot be told.
+    """
     try:
         return frozenset(os.listdir(store.root / "pin"))
-    except OSError:
+    except FileNotFoundError:
         return frozenset()
+    except OSError as error:
+        raise fault_of(error, f"`{store.root / 'pin'}` cannot be read") from error
 
 
 def _remove(store: DirectoryStore, kind: Kind, name: str, seen: float) -> bool:

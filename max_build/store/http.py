@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import ssl
 from collections.abc import Iterator
-from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import Any, BinaryIO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import urllib3
 
@@ -22,17 +20,20 @@ from max_build.errors import ConfigError, StoreError
 from max_build.store import actionresult
 from max_build.store.base import CHUNK, ENTRY_LIMIT, Item, Kind, Sink, Store
 from max_build.store.compress import Inflater, deflate
+from max_build.store.connection import CLIENT_CERTIFICATE, Connection, authorization, fault
 from max_build.store.settings import CacheSettings
 
-__all__ = ["TOKEN_VARIABLE", "HttpStore"]
+__all__ = ["HttpStore"]
 
-TOKEN_VARIABLE = "MAX_BUILD_REMOTE_TOKEN"
-"""Environment variable whose value is sent as bearer token."""
-
-_REPEATED = {"GET", "HEAD", "DELETE"}
 _MISSING = {404, 410}
-_WORDS = {"timeout": "no answer in time", "refused": "cannot connect"}
-_KINDS = {401: "permission", 403: "permission", 405: "read-only", 413: "full", 507: "full"}
+_KINDS = {
+    401: "permission",
+    403: "permission",
+    405: "read-only",
+    407: "permission",
+    413: "full",
+    507: "full",
+}
 
 
 class HttpStore(Store):
@@ -51,7 +52,7 @@ class HttpStore(Store):
     Raises
     ------
     ConfigError
-        If the URL has no host, or a TLS file is of no use.
+        If the URL has no host.
     """
 
     def __init__(
@@ -69,15 +70,10 @@ class HttpStore(Store):
             raise ConfigError(message)
         self.label = label
         self.writable = writable
-        self._host = parts.netloc.rpartition("@")[2]
-        self._base = f"{parts.scheme}://{self._host}{parts.path.rstrip('/')}"
-        self._headers = {"User-Agent": "max-build", **_authorization(url)}
-        manager = _manager(parts.scheme, parts.hostname, settings)
-        self._close = manager.clear
-        # Straight to the one host, where no proxy has to be told the whole URL.
-        proxied = isinstance(manager, urllib3.ProxyManager)
-        self._pool: Any = manager if proxied else manager.connection_from_url(self._base)
-        self._prefix = self._base if proxied else parts.path.rstrip("/")
+        host = parts.netloc.rpartition("@")[2]
+        base = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
+        self._headers = {"User-Agent": "max-build", **authorization(url)}
+        self._connection = Connection(base, settings)
         self._zstd = False
 
     def get_entry(self, key: str) -> bytes | None:
@@ -146,14 +142,15 @@ class HttpStore(Store):
 
     def list(self, kind: Kind) -> Iterator[Item]:
         message = f"{self.label} cache is an HTTP server, which does not list {kind}"
-        raise StoreError(message, kind="unsupported")
+        hint = "name whole keys, or a lock (`--lock`)"
+        raise StoreError(message, kind="unsupported", hint=hint)
 
     def delete(self, kind: Kind, name: str) -> None:
         with self._request("DELETE", kind, name):
             pass
 
     def close(self) -> None:
-        self._close()
+        self._connection.close()
 
     @contextlib.contextmanager
     def _request(
@@ -166,27 +163,31 @@ class HttpStore(Store):
         headers: dict[str, str] | None = None,
     ) -> Iterator[Any]:
         """The reply to a request; None for a name that is not there. The rest is StoreError."""
-        what = f"{self.label} cache {self._base}: {method} {kind}/{name[:12]}"
         if method in {"PUT", "DELETE"} and not self.writable:
             message = f"{self.label} cache is read-only"
             raise StoreError(message, kind="read-only")
+
+        def failed(words: str, kind_of_fault: str) -> StoreError:
+            place = f"{self.label} cache {self._connection.shown}"
+            return StoreError(f"{place}: {method} {kind}/{name[:12]} {words}", kind=kind_of_fault)
+
         try:
-            reply = self._pool.urlopen(
+            reply = self._connection.request(
                 method,
-                f"{self._prefix}/{kind}/{name}",
-                body=body,
-                headers={**self._headers, **headers} if headers else self._headers,
-                preload_content=False,
-                redirect=False,  # credentials go to the host they were given for
+                f"/{kind}/{name}",
+                body,
+                {**self._headers, **headers} if headers else self._headers,
             )
             try:
                 if reply.status in _MISSING:
                     reply.drain_conn()
                     yield None
                 elif reply.status >= 300 and reply.status != 412:
-                    message = f"{what} gave status {reply.status}"
-                    kind_of_fault = _KINDS.get(reply.status, "server")
-                    raise StoreError(message, kind=kind_of_fault)
+                    # So nginx says it, to whom a plain 400 is due otherwise.
+                    if reply.status == 400 and b"SSL certificate" in reply.read(1024):
+                        raise failed(CLIENT_CERTIFICATE, "permission")
+                    words = f"gave status {reply.status}"
+                    raise failed(words, _KINDS.get(reply.status, "server"))
                 else:
                     yield reply
                     reply.drain_conn()
@@ -196,76 +197,9 @@ class HttpStore(Store):
             finally:
                 reply.release_conn()
         except urllib3.exceptions.HTTPError as error:
-            reason = getattr(error, "reason", None) or error
-            fault = _fault_kind(reason)
             # Not the library's own words: they may hold the URL with what is secret in it.
-            message = f"{what}: {_WORDS.get(fault, type(reason).__name__)}"
-            raise StoreError(message, kind=fault) from error
-
-
-def _fault_kind(reason: object) -> str:
-    if isinstance(reason, urllib3.exceptions.NewConnectionError):  # a TimeoutError, to urllib3
-        return "refused"
-    if isinstance(reason, (urllib3.exceptions.TimeoutError, TimeoutError)):
-        return "timeout"
-    return "server"
-
-
-def _manager(scheme: str, host: str, settings: CacheSettings) -> urllib3.PoolManager:
-    from urllib.request import getproxies, proxy_bypass
-
-    options: dict[str, Any] = {
-        "timeout": urllib3.Timeout(connect=settings.connect_timeout, read=settings.request_timeout),
-        # Once more for a kept connection that the server just closed; never for more.
-        "retries": urllib3.Retry(connect=0, read=1, status=0, other=0, allowed_methods=_REPEATED),
-        "maxsize": 8,
-    }
-    if scheme == "https":
-        options["ssl_context"] = _tls(settings)
-    proxy = getproxies().get(scheme)
-    if proxy and not proxy_bypass(host):
-        headers = urllib3.make_headers(proxy_basic_auth=_userinfo(proxy))
-        return urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
-    return urllib3.PoolManager(**options)
-
-
-def _tls(settings: CacheSettings) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    try:
-        if settings.remote_ca:
-            context.load_verify_locations(Path(settings.remote_ca).expanduser())
-        if settings.remote_cert:
-            key = Path(settings.remote_key).expanduser() if settings.remote_key else None
-            context.load_cert_chain(Path(settings.remote_cert).expanduser(), key)
-    except (OSError, ssl.SSLError) as error:
-        files = ", ".join(
-            f"`{name}`"
-            for name in (settings.remote_ca, settings.remote_cert, settings.remote_key)
-            if name
-        )
-        message = f"TLS files of the remote cache ({files}) cannot be used: {error}"
-        raise ConfigError(message, hint="they must be PEM files") from error
-    return context
-
-
-def _authorization(url: str) -> dict[str, str]:
-    if userinfo := _userinfo(url):
-        return urllib3.make_headers(basic_auth=userinfo)
-    if token := os.environ.get(TOKEN_VARIABLE):
-        return {"Authorization": f"Bearer {token}"}
-    from netrc import NetrcParseError, netrc
-
-    path = Path(os.environ.get("NETRC") or Path("~/.netrc").expanduser())
-    with contextlib.suppress(OSError, NetrcParseError):
-        found = netrc(str(path)).authenticators(urlsplit(url).hostname or "")
-        if found is not None:
-            return urllib3.make_headers(basic_auth=f"{found[0]}:{found[2]}")
-    return {}
-
-
-def _userinfo(url: str) -> str | None:
-    userinfo, at, _ = urlsplit(url).netloc.rpartition("@")
-    return unquote(userinfo) if at else None
+            kind_of_fault, words = fault(error)
+            raise failed(words, kind_of_fault) from error
 
 
 def _shown(url: str) -> str:

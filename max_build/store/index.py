@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +26,7 @@ Stamp = tuple[int, int, int, int, int]
 
 _RACY = 2.0
 _TOGETHER = 64
+_PATIENCE = 3  # failures in a row
 
 
 def stamp_of(info: os.stat_result) -> Stamp:
@@ -50,6 +53,7 @@ class Memo:
         self._folder = folder
         self._index: Any = None
         self._lock = threading.Lock()
+        self._failures = 0
         self._files: dict[str, bytes] = {}
         self._known: set[str] = set()
         self._unsaved: dict[str, bytes] = {}
@@ -69,6 +73,12 @@ class Memo:
         self._save()
         value = self._try(lambda index: index.get(f"{namespace}:{key}"))
         return value if isinstance(value, bytes) else None
+
+    def under(self, namespace: str, prefix: str) -> dict[str, bytes]:
+        """The values of the keys that begin with `prefix`, by key, read in one query."""
+        from max_build.store._disk import rows
+
+        return self._try(lambda index: rows(index, f"{namespace}:", prefix)) or {}
 
     def set(self, namespace: str, key: str, value: bytes) -> None:
         """Remember a value."""
@@ -106,6 +116,8 @@ class Memo:
         """
         name = os.path.abspath(path)
         info = os.stat(path)
+        if not stat.S_ISREG(info.st_mode):  # a device has no end, a pipe may not even open
+            raise OSError(errno.EINVAL, "is not a regular file", name)
         stamp = repr(stamp_of(info)).encode()
         known = self._file(name)
         if known is not None and known.startswith(stamp + b" "):
@@ -125,9 +137,7 @@ class Memo:
         """What is known of a file, looked up for all that lie beside and below it at once."""
         folder = os.path.join(os.path.dirname(name), "")
         if folder not in self._known and not any(map(folder.startswith, self._known)):
-            from max_build.store._disk import rows
-
-            self._files.update(self._try(lambda index: rows(index, "file:", folder)) or {})
+            self._files.update(self.under("file", folder))
         self._known.add(folder)
         return self._files.get(name)
 
@@ -139,6 +149,10 @@ class Memo:
     def close(self) -> None:
         """Close the index, if it was opened."""
         self._save()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Remember nothing from here on."""
         with self._lock:
             index, self._index, self._folder = self._index, None, None
         if index is not None:
@@ -150,12 +164,17 @@ class Memo:
         if index is None:
             return None
         try:
-            return use(index)
+            found = use(index)
         except Exception as error:  # noqa: BLE001 - whatever sqlite says, it is only a memo
             log.debug("index: %s", error)
+            self._failures += 1
             if _damaged(error):
                 self._forget()
+            elif _hopeless(error) or self._failures == _PATIENCE:
+                self._leave()  # each further try may take sqlite 10 s
             return None
+        self._failures = 0
+        return found
 
     def _open(self) -> Any:
         with self._lock:
@@ -174,7 +193,7 @@ class Memo:
     def _forget(self) -> None:
         """Drop a damaged index; the next process starts a new one."""
         folder = self._folder
-        self.close()
+        self._leave()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -182,6 +201,12 @@ class Memo:
 def _damaged(error: Exception) -> bool:
     text = str(error)
     return "not a database" in text or "malformed" in text or "not plain" in text
+
+
+def _hopeless(error: Exception) -> bool:
+    """Whether the file system failed, rather than another process had the index for long."""
+    text = str(error)
+    return "locking protocol" in text or "disk I/O" in text or "unable to open" in text
 
 
 def _hash(file: Any) -> str:

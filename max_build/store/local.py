@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -18,7 +16,7 @@ from max_build.errors import StoreError
 from max_build.key import digest
 from max_build.record import Blob
 from max_build.store.base import Sink
-from max_build.store.directory import DirectoryStore, open_regular
+from max_build.store.directory import DirectoryStore, open_regular, read_whole
 from max_build.store.index import Memo, Stamp, settled, stamp_of
 
 __all__ = ["Local"]
@@ -26,7 +24,6 @@ __all__ = ["Local"]
 _MEMO_FROM = 2 << 20  # bytes: below, hashing is quicker than opening the index,
 _MEMO_OPEN_FROM = 64 << 10  # and here, than asking it where it is open
 _AT_ONCE = 1 << 20
-_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}  # says nothing about the file
 
 
 class Local:
@@ -106,12 +103,16 @@ class Local:
             `corrupt` if what was there was damaged and has been moved aside, `missing` if
             nothing was there.
         """
+        return Path(self.verified(blob))
+
+    def verified(self, blob: Blob) -> str:
+        """The same as text: a build asks for thousands."""
         damage: StoreError | None = None
         for store in self._stores():
             path = store.place("cas", blob.digest)
             try:
                 if self._verify(path, blob):
-                    return Path(path)
+                    return path
             except StoreError as error:
                 damage = error
                 if error.kind != "corrupt":
@@ -174,26 +175,32 @@ class Local:
     def _verify(self, path: str, blob: Blob) -> bool:
         """Whether the file is there and is the blob; StoreError `corrupt` if it is another."""
         try:
-            info = os.lstat(path)
-            stamp = stamp_of(info)
-            if self._verified.get(path) == stamp:
-                return True
+            known = self._verified.get(path)
             remembers = blob.size >= (_MEMO_OPEN_FROM if self._memo.is_open else _MEMO_FROM)
-            if remembers and info.st_size == blob.size and self._remembered(blob.digest, stamp):
-                self._verified[path] = stamp
-                return True
+            if known is not None or remembers:
+                info = os.lstat(path)
+                stamp = stamp_of(info)
+                if stamp == known:
+                    return True
+                if remembers and info.st_size == blob.size and self._remembered(blob.digest, stamp):
+                    self._verified[path] = stamp
+                    return True
             fd = open_regular(path)
             if fd is None:
                 return False
-            with os.fdopen(fd, "rb", buffering=0) as file:
+            try:
                 info = os.fstat(fd)
-                right = info.st_size == blob.size and _digest_of(file, blob.size) == blob.digest
+                right = info.st_size == blob.size and _digest_of(fd, blob.size) == blob.digest
+            finally:
+                os.close(fd)
+        except StoreError:
+            raise  # no regular file
         except FileNotFoundError:
             return False
         except OSError as error:
+            # It may pass, so the file stays; where it does not, the next compile replaces it.
             message = f"blob {blob.digest[:12]} cannot be read: {error.strerror}"
-            kind = "io" if error.errno in _OURS else "corrupt"
-            raise StoreError(message, kind=kind) from error
+            raise StoreError(message) from error
         if not right:
             message = f"blob {blob.digest[:12]} ({blob.role}) is damaged: `{path}`"
             raise StoreError(message, kind="corrupt")
@@ -228,10 +235,11 @@ class Local:
             yield scratch
 
 
-def _digest_of(file: io.FileIO, size: int) -> str:
+def _digest_of(fd: int, size: int) -> str:
     if size <= _AT_ONCE:
-        return digest(file.read())
-    return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest(read_whole(fd, size))
+    with open(fd, "rb", buffering=0, closefd=False) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(root: str, owner: int) -> None:

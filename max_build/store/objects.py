@@ -28,6 +28,7 @@ __all__ = ["ObjectStore"]
 
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
 _SECRET = re.compile(r"(?<=\?)[^\s\"')]+|(?<=//)[^\s/@]+(?=@)")  # of a URL: query, userinfo
+_NO_BUCKET = re.compile("<Code>(NoSuchBucket|ContainerNotFound)<")
 _PART = 5 << 20  # the least that S3 takes as a part, and so the most that is held in memory
 
 
@@ -37,11 +38,11 @@ class ObjectStore(Store):
     Parameters
     ----------
     url
-        `s3://bucket/prefix`, `gs://…` or `az://account/container/prefix`. Endpoint, region and
-        credentials come from the variables of each: `AWS_*` (or the profile in `~/.aws`),
+        `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`. Endpoint, region
+        and credentials come from the variables of each: `AWS_*` (or the profile in `~/.aws`),
         `GOOGLE_*`, `AZURE_*`.
     settings
-        Timeouts.
+        Timeouts, and the authority to trust. The library takes no client certificate.
     label, writable
         See `Store`.
 
@@ -68,8 +69,13 @@ class ObjectStore(Store):
             "connect_timeout": timedelta(seconds=settings.connect_timeout),
             "allow_http": True,
         }
+        self._unusable: StoreError | None = None
         if settings.remote_ca:
-            client["root_certificate"] = Path(settings.remote_ca).expanduser().read_text()
+            try:
+                client["root_certificate"] = Path(settings.remote_ca).expanduser().read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                message = f"`{settings.remote_ca}` (`remote-ca`) cannot be read: {error}"
+                self._unusable = StoreError(message)
         retries: Any = {
             "max_retries": 3,
             "backoff": {
@@ -92,7 +98,11 @@ class ObjectStore(Store):
         with self._guarded("read", "ac", key):
             try:
                 reply = obstore.get(self._store, _path("ac", key))
-            except FileNotFoundError:
+            except FileNotFoundError as error:
+                if _NO_BUCKET.search(str(error)):
+                    message = f"{self.label} cache: there is no such bucket or container"
+                    hint = "check its name, and that these credentials may see it"
+                    raise StoreError(message, kind="server", hint=hint) from error
                 return None
             if reply.meta["size"] > ENTRY_LIMIT:
                 message = f"{self.label} cache holds an entry that is too large, key {key[:12]}"
@@ -200,6 +210,8 @@ class ObjectStore(Store):
         if what == "write" and not self.writable:
             message = f"{self.label} cache is read-only"
             raise StoreError(message, kind="read-only")
+        if self._unusable is not None:
+            raise self._unusable
         try:
             yield
         except exceptions.BaseError as error:

@@ -23,6 +23,7 @@ from max_build.store.trust import Signer, Verifier, read_signer
 
 __all__ = ["default_root", "open_cache"]
 
+_EXAMPLES = "e.g. `s3://team/max-build` or `https://cache.team`"
 _SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"}
 
 
@@ -81,14 +82,20 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
     url = settings.remote
     writable = settings.remote_mode == "read-write"
     scheme = url.partition("://")[0] if "://" in url else ""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # its text may hold what is secret in the URL
+        message = "Host or port of the remote cache's URL cannot be read"
+        raise ConfigError(message, hint=_EXAMPLES) from None
     if scheme == "file":
-        path = unquote(urlsplit(url).path)
+        path = unquote(parts.path)
         return _team_directory(
             path, "remote", settings, settings.remote_trust, journal, writable=writable
         )
     if scheme not in _SCHEMES:
         message = f"Remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
-        raise ConfigError(message, hint="e.g. `s3://team/max-build` or `https://cache.team`")
+        raise ConfigError(message, hint=_EXAMPLES)
     try:
         if scheme in {"http", "https"}:
             from max_build.store.http import HttpStore
@@ -179,25 +186,25 @@ def _local_store(settings: CacheSettings, journal: Journal) -> DirectoryStore | 
     wanted = Path(settings.dir).expanduser().absolute() if settings.dir else default_root()
     fallback = _fallback_root()
     for root in (wanted, fallback) if wanted != fallback else (wanted,):
-        problem = _prepare(root)
-        if not problem:
-            store = DirectoryStore(root, writable=os.access(root, os.W_OK | os.X_OK))
-            if not store.writable:
-                journal.warn(f"cache directory `{root}` is read-only: nothing new is kept")
-            store.tag()
-            return store
+        try:
+            problem = _prepare(root)
+            if not problem:
+                store = DirectoryStore(root, writable=os.access(root, os.W_OK | os.X_OK))
+                if not store.writable:
+                    journal.warn(f"cache directory `{root}` is read-only: nothing new is kept")
+                store.tag()
+                return store
+        except OSError as error:
+            problem = error.strerror or str(error)
         journal.warn(f"cache directory `{root}` is not used: {problem}")
     return None
 
 
 def _prepare(root: Path) -> str:
     """Make `root` if it is not there; why it cannot be used, or an empty string."""
-    try:
-        root.mkdir(0o700, parents=True, exist_ok=True)
-        info = root.stat()
-        linked = root.parent.resolve(strict=True)
-    except OSError as error:
-        return error.strerror or str(error)
+    root.mkdir(0o700, parents=True, exist_ok=True)
+    info = root.stat()
+    linked = root.parent.resolve(strict=True)
     if info.st_uid not in {0, os.geteuid()}:
         return f"it belongs to user {info.st_uid}"
     if info.st_mode & stat.S_IWOTH:

@@ -53,7 +53,7 @@ class Reader:
                     raise NoGoodError(Miss("dangling", f"blob {blob.digest[:12]} is gone"))
                 continue
             try:
-                self._local.file(blob)
+                self._local.verified(blob)
             except StoreError as error:
                 if error.kind != "missing":
                     self._note("local", error)

@@ -5,6 +5,7 @@ On disk, since there may be any number of entries; without a name, and gone with
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from max_build.errors import StoreError
+from max_build.key import parsed
 from max_build.store import actionresult
 from max_build.store.directory import DirectoryStore, read_small
 
@@ -168,16 +171,35 @@ def _first(db: sqlite3.Connection, query: str, values: Any) -> int:
 
 
 def _named(path: str) -> tuple[bytes, ...]:
-    """The blobs that an entry names; none if it cannot be read.
+    """The blobs that an entry names; none if it is damaged.
 
     What is altered is for a reader to find: here it is enough to know what is named.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read for now.
     """
     try:
-        data = read_small(path) or b""
+        data = _read_surely(path) or b""
         if not data.startswith(b"{"):  # as a Bazel cache server keeps it
             data = actionresult.decode(data)
-        found = _READ.decode(data.partition(b"\n")[0])
+        found = parsed(data.partition(b"\n")[0], _READ)
         named = (bytes.fromhex(blob.digest) for blob in found.blobs)
         return tuple(blob for blob in named if len(blob) == 32)
-    except (OSError, ValueError, msgspec.DecodeError):
+    except StoreError:
         return ()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return ()  # the disk's last word: a reader would not get it either
+    except ValueError:
+        return ()
+
+
+def _read_surely(path: str) -> bytes | None:
+    """Read an entry, once more where that failed: what passes must not cost what is named."""
+    try:
+        return read_small(path)
+    except OSError:
+        return read_small(path)

@@ -1,18 +1,23 @@
-"""Which entries a person means by a unit, a target or a key; and moving them between tiers."""
+"""Which entries a person means by unit, target, key or lock; and moving them between tiers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 import msgspec
 
 from max_build.errors import StoreError
 from max_build.record import Record, decode
 from max_build.store.base import Store
-from max_build.store.cache import Cache, Hit
+from max_build.store.cache import Cache, Miss
 from max_build.store.entry import unseal, unseal_recipes
 
-__all__ = ["Moved", "chosen", "pull", "push", "recipes_for"]
+__all__ = ["Moved", "chosen", "of_lock", "pull", "pull_recipes", "push", "recipes_for"]
+
+_AT_ONCE = 8  # requests: a bucket answers each of them slowly
+_BATCH = 256
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -40,27 +45,41 @@ def chosen(
     """
     whole = [key for key in keys if len(key) == 64]
     names = whole if keys and len(whole) == len(keys) else (i.name for i in store.list("ac"))
-    for name in names:
-        if keys and not any(name.startswith(key) for key in keys):
-            continue
-        record = _record(store, name)
+    fit = (name for name in names if not keys or name.startswith(tuple(keys)))
+    for name, data in _entries(store, fit):
+        record = _record(name, data)
         if record is None or (units and record.unit not in units):
             continue
         if not targets or record.components.target in targets:
             yield record
 
 
+def of_lock(store: Store, lock: Mapping[str, Record]) -> tuple[list[Record], dict[str, str]]:
+    """The records of a lock as a store has them; and key → why not, of the others.
+
+    Another compile of the same key is no substitute: a lock names bytes.
+    """
+    records = (_record(*entry) for entry in _entries(store, lock))
+    have = {record.key: record for record in records if record is not None}
+    failed: dict[str, str] = {}
+    for key, wanted in lock.items():
+        if key not in have:
+            failed[key] = f"it is not in the {store.label} cache"
+        elif {blob.digest for blob in wanted.blobs} - {blob.digest for blob in have[key].blobs}:
+            failed[key] = f"the {store.label} cache has another compile of it than the lock names"
+    return [record for key, record in have.items() if key not in failed], failed
+
+
 def recipes_for(store: Store, keys: Collection[str]) -> Iterator[str]:
     """The lookup keys under which some recipe names one of `keys`."""
     wanted = [key.encode() for key in keys]
-    for item in store.list("ac"):
-        data = store.get_entry(item.name)
+    for name, data in _entries(store, (item.name for item in store.list("ac"))):
         try:
-            texts = unseal_recipes(item.name, unseal(data or b"").payload)
+            texts = unseal_recipes(name, unseal(data).payload)
         except ValueError:
             continue
         if any(key in text for text in texts for key in wanted):
-            yield item.name
+            yield name
 
 
 def push(cache: Cache, records: Collection[Record]) -> Moved:
@@ -82,22 +101,60 @@ def push(cache: Cache, records: Collection[Record]) -> Moved:
     return Moved(tuple(moved), failed)
 
 
-def pull(cache: Cache, keys: Collection[str]) -> Moved:
-    """Bring records into the local tier."""
+def pull(cache: Cache, keys: Collection[str], lock: Mapping[str, Record] | None = None) -> Moved:
+    """Bring records into the local tier, and the very blobs that a lock names for them."""
     moved: list[str] = []
     failed: dict[str, str] = {}
     for key in keys:
         found = cache.lookup(key)
-        if isinstance(found, Hit):
-            moved.append(key)
+        if isinstance(found, Miss):
+            told = "no tier has it" if found.reason == "absent" else found.reason
+            failed[key] = found.detail or told
+            continue
+        try:
+            for blob in lock[key].blobs if lock else ():
+                cache.path(blob)
+        except StoreError as error:
+            failed[key] = (
+                f"the tiers have another compile of it than the lock names: {error.message}"
+            )
         else:
-            failed[key] = found.detail or found.reason
+            moved.append(key)
     return Moved(tuple(moved), failed)
 
 
-def _record(store: Store, key: str) -> Record | None:
+def pull_recipes(cache: Cache, store: Store, keys: Collection[str]) -> None:
+    """Bring the recipes of an outer tier that lead to `keys` into the local one.
+
+    Raises
+    ------
+    StoreError
+        If the tier cannot be listed.
+    """
+    if keys:
+        for lookup in recipes_for(store, keys):
+            cache.recipes(lookup, everywhere=True)
+
+
+def _entries(store: Store, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """The entries of that name that can be read."""
+
+    def read(name: str) -> bytes | None:
+        try:
+            return store.get_entry(name)
+        except StoreError:
+            return None
+
+    names = iter(names)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        while batch := list(islice(names, _BATCH)):
+            for name, data in zip(batch, pool.map(read, batch), strict=True):
+                if data is not None:
+                    yield name, data
+
+
+def _record(key: str, data: bytes) -> Record | None:
     try:
-        data = store.get_entry(key)
-        return None if data is None else decode(unseal(data).payload, key)
-    except (StoreError, ValueError):
+        return decode(unseal(data).payload, key)
+    except ValueError:
         return None

@@ -16,6 +16,13 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+GOOGLE_TOKEN = "geheimnis"
+AZURITE_ACCOUNT = "devstoreaccount1"
+AZURITE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+"""The one account that Azurite has, and its key, which its documentation publishes."""
+
 START = Path(__file__).resolve().parents[2] / "cache" / "start"
 BUCKET = "team"
 S3_ENVIRONMENT = {
@@ -118,11 +125,13 @@ class Nginx:
 
 
 @contextlib.contextmanager
-def nginx(folder: Path):
-    """The server of `cache/`, as shipped."""
+def nginx(folder: Path, lines: str = ""):
+    """The server of `cache/`, as shipped; with lines of its user's own."""
     port, tls_port = free_ports(2)
     log = folder / "start.log"
     home = folder / "server"
+    (home / "conf").mkdir(parents=True)
+    (home / "conf" / "local.conf").write_text(lines)
     with running([str(START), str(home), str(port), str(tls_port)], log) as process:
         wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), log, process)
         password = re.search(r"password: (\w+)", log.read_text())[1]
@@ -208,6 +217,85 @@ def moto(folder: Path):
         wait_for(lambda: answers(endpoint), log, process)
         _make_bucket(endpoint, log)
         yield endpoint
+
+
+@contextlib.contextmanager
+def google(folder: Path, moto_endpoint: str):
+    """Google's XML interface as moto speaks it, whose conditions nginx puts into S3's words.
+
+    Yields the endpoint.
+    """
+    lines = f"""
+    if ($http_authorization != "Bearer {GOOGLE_TOKEN}") {{ set $refused "$uri"; }}
+    if ($refused ~ "^/{BUCKET}") {{ return 403; }}
+    set $create "";
+    if ($http_x_goog_if_generation_match = "0") {{ set $create "*"; }}
+    location /{BUCKET}/ {{ proxy_pass {moto_endpoint}; proxy_set_header If-None-Match $create; }}
+    location = /{BUCKET} {{ proxy_pass {moto_endpoint}; }}
+    location /nowhere/ {{ proxy_pass {moto_endpoint}; }}
+    """
+    with nginx(folder, lines) as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def azurite(folder: Path):
+    """Azurite's blob server, with a container; yields the endpoint."""
+    (port,) = free_ports()
+    log = folder / "azurite.log"
+    command = [
+        program("azurite-blob"), "--silent", "--disableTelemetry", "--skipApiVersionCheck",
+        "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder),
+    ]  # fmt: skip
+    with running(command, log) as process:
+        endpoint = f"http://127.0.0.1:{port}/{AZURITE_ACCOUNT}"
+        wait_for(lambda: not _free(port), log, process)
+        wait_for(lambda: _make_container(endpoint), log, process)
+        yield endpoint
+
+
+def _make_container(endpoint: str) -> bool:
+    """Make the container by a request signed as Azure's "Shared Key" says."""
+    import base64
+    import hashlib
+    import hmac
+
+    now = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+    headers = {"x-ms-date": now, "x-ms-version": "2023-11-03"}
+    told = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    blank = "\n" * 12  # the standard headers, none of which is sent
+    text = f"PUT{blank}{told}/{AZURITE_ACCOUNT}/{AZURITE_ACCOUNT}/{BUCKET}\nrestype:container"
+    made = hmac.new(base64.b64decode(AZURITE_KEY), text.encode(), hashlib.sha256).digest()
+    headers["Authorization"] = f"SharedKey {AZURITE_ACCOUNT}:{base64.b64encode(made).decode()}"
+    url = f"{endpoint}/{BUCKET}?restype=container"
+    call = urllib.request.Request(url, method="PUT", headers=headers)
+    with urllib.request.urlopen(call, timeout=5) as reply:
+        return reply.status == 201
+
+
+@contextlib.contextmanager
+def tinyproxy(folder: Path, lines: str = ""):
+    """A proxy; yields its address and the log of what it was asked for."""
+    (port,) = free_ports()
+    config, log = folder / "proxy.conf", folder / "proxy.log"
+    config.write_text(f"Port {port}\nListen 127.0.0.1\nLogLevel Connect\n{lines}\n")
+    with running([program("tinyproxy"), "-d", "-c", str(config)], log) as process:
+        wait_for(lambda: not _free(port), log, process)
+        yield f"http://127.0.0.1:{port}", log
+
+
+def certificate(folder: Path, name: str, authority: str = "", passphrase: str = "") -> None:
+    """Make `NAME.pem` and `NAME.key` by openssl, signed by `AUTHORITY.pem` or by itself."""
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+        *("-days", "2", "-subj", f"/CN={name}"),
+        *("-addext", f"subjectAltName=DNS:{name}"),
+        *("-keyout", f"{name}.key", "-out", f"{name}.pem"),
+        *(("-passout", f"pass:{passphrase}") if passphrase else ("-nodes",)),
+    ]
+    if authority:
+        command += ["-CA", f"{authority}.pem", "-CAkey", f"{authority}.key"]
+    subprocess.run(command, check=True, cwd=folder, capture_output=True)
 
 
 def _make_bucket(endpoint: str, log: Path) -> None:

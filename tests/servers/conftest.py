@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import uuid
+
 import cache_servers
 import pytest
 
@@ -7,6 +10,15 @@ import pytest
 def _needs(name: str, package: str) -> None:
     if cache_servers.program(name) is None:
         pytest.skip(f"`{name}` is not installed ({package})")
+
+
+@pytest.fixture(autouse=True)
+def no_proxies_or_netrc(monkeypatch, tmp_path):
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("MAX_BUILD_REMOTE_TOKEN", raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +54,37 @@ def moto(tmp_path_factory):
     _needs("moto_server", "PyPI: moto[server]")
     with cache_servers.moto(tmp_path_factory.mktemp("moto")) as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="session")
+def google(moto, tmp_path_factory):
+    _needs("nginx", "Debian: nginx-light")
+    with cache_servers.google(tmp_path_factory.mktemp("google"), moto) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory):
+    _needs("azurite-blob", "npm: azurite")
+    with cache_servers.azurite(tmp_path_factory.mktemp("azurite")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def google_url(google, monkeypatch):
+    """A place of its own in a bucket of Google's, and the variables that lead there."""
+    monkeypatch.setenv("GOOGLE_BASE_URL", google)
+    monkeypatch.setenv("GOOGLE_BEARER_TOKEN", cache_servers.GOOGLE_TOKEN)
+    return f"gs://{cache_servers.BUCKET}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def azure_url(azurite, monkeypatch):
+    """A place of its own in a container of Azure's, and the variables that lead there."""
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azurite)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", cache_servers.AZURITE_ACCOUNT)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", cache_servers.AZURITE_KEY)
+    return f"az://{cache_servers.BUCKET}/{uuid.uuid4().hex}"
 
 
 @pytest.fixture

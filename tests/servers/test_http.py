@@ -13,8 +13,11 @@ import time
 
 import pytest
 
+from max_build import manifest
+from max_build.cli import main
 from max_build.errors import ConfigError, StoreError
 from max_build.key import digest
+from max_build.manifest import ManifestUnit
 from max_build.record import encode
 from max_build.store import CacheSettings, Hit, Miss, actionresult, open_cache
 from max_build.store.entry import seal
@@ -24,15 +27,6 @@ from max_build.testing.store import example, poured
 ARTIFACT = os.urandom(300_000)
 RECORD = example("unit", ARTIFACT)
 CONTENT = {digest(ARTIFACT): ARTIFACT}
-
-
-@pytest.fixture(autouse=True)
-def no_proxies_or_netrc(monkeypatch, tmp_path):
-    for name in list(os.environ):
-        if name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    monkeypatch.delenv("MAX_BUILD_REMOTE_TOKEN", raising=False)
 
 
 def opened(folder, url, **options):
@@ -99,22 +93,24 @@ def test_over_tls_with_a_private_authority(nginx, tmp_path):
         found = cache.lookup(RECORD.key)
         assert isinstance(found, Miss)
         assert found.reason == "fault"
-        assert "SSL" in cache.warnings[0]
+        assert "self-signed certificate" in cache.warnings[0]
 
 
-def test_a_tls_file_that_is_none_is_named(nginx, tmp_path):
-    with pytest.raises(ConfigError, match=r"none\.pem"):
-        opened(tmp_path, nginx.tls_url, remote_ca=str(tmp_path / "none.pem"))
-
-
-def test_credentials_from_netrc(nginx, tmp_path):
-    (tmp_path / "netrc").write_text(
-        f"machine 127.0.0.1 login {nginx.user} password {nginx.password}\n"
-    )
-    (tmp_path / "netrc").chmod(0o600)
-    store = HttpStore(nginx.url, writable=True)
-    store.put_entry(RECORD.key, seal(encode(RECORD)))
-    assert store.get_entry(RECORD.key) == seal(encode(RECORD))
+def test_a_lock_is_pulled_from_a_server_that_lists_nothing(nginx, tmp_path, monkeypatch, capsys):
+    with opened(tmp_path / "ci", nginx.writer_url, remote_mode="read-write") as cache:
+        cache.publish(RECORD, CONTENT)
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(tmp_path / "bob"))
+    monkeypatch.setenv("MAX_BUILD_REMOTE", nginx.url)
+    here = ["-C", str(tmp_path), "pull"]
+    assert main([*here, "--unit", "unit"]) == 1
+    assert "does not list" in capsys.readouterr().err
+    unit = ManifestUnit(kind="graph", targets={"cpu": RECORD})
+    lock = tmp_path / "lock"
+    lock.write_bytes(manifest.encode(manifest.make("demo", [("unit", unit)], embedded=False)))
+    assert main([*here, "--lock", str(lock)]) == 0
+    assert capsys.readouterr().out.split() == [RECORD.key]
+    with open_cache(CacheSettings(dir=str(tmp_path / "bob"))) as cache:
+        assert cache.lookup(RECORD.key) == Hit(RECORD, "local")
 
 
 def test_no_password_shows_in_a_message(tmp_path):
@@ -262,45 +258,11 @@ def test_zstd_is_used_where_the_server_speaks_it():
     listener.close()
 
 
-def not_found_once() -> tuple[socket.socket, list[bytes]]:
-    """A server that answers one request with 404, and the list it puts that request into."""
-    seen = []
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        connection, _ = listener.accept()
-        with connection:
-            seen.append(connection.recv(65536))
-            connection.sendall(reply(b"", "404 Not Found"))
-
-    threading.Thread(target=serve, daemon=True).start()
-    return listener, seen
-
-
-def test_a_token_is_sent_as_bearer(monkeypatch):
-    listener, seen = not_found_once()
-    monkeypatch.setenv("MAX_BUILD_REMOTE_TOKEN", "abc")
-    store = HttpStore(f"http://127.0.0.1:{listener.getsockname()[1]}/prefix/")
-    assert store.get_entry(RECORD.key) is None
-    assert b"authorization: bearer abc\r\n" in seen[0].lower()
-    assert seen[0].startswith(f"GET /prefix/ac/{RECORD.key} HTTP/1.1\r\n".encode())
-    listener.close()
-
-
-def test_a_proxy_is_used(monkeypatch):
-    listener, seen = not_found_once()
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
-    store = HttpStore("http://cache.example")
-    assert store.get_entry(RECORD.key) is None
-    assert seen[0].startswith(b"GET http://cache.example/ac/")
-    listener.close()
-
-
 def test_many_requests_use_one_connection(nginx):
     store = HttpStore(nginx.url)
     for number in range(20):
         assert store.get_entry(digest(b"%d" % number)) is None
-    assert store._pool.num_connections == 1
+    assert store._connection._pool.num_connections == 1
 
 
 def test_a_server_that_dies_in_between_is_a_miss(tmp_path):

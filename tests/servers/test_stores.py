@@ -53,3 +53,23 @@ class TestRclone(_ObjectStore):
     @pytest.fixture
     def endpoint(self, rclone) -> str:
         return rclone
+
+
+class _Cloud(StoreContract):
+    @pytest.fixture
+    def open_store(self, url) -> Opener:
+        from max_build.store.objects import ObjectStore
+
+        return lambda *, writable=True: ObjectStore(url, writable=writable)
+
+
+class TestGoogle(_Cloud):
+    @pytest.fixture
+    def url(self, google_url) -> str:
+        return google_url
+
+
+class TestAzure(_Cloud):
+    @pytest.fixture
+    def url(self, azure_url) -> str:
+        return azure_url

@@ -10,7 +10,7 @@ from max_build.key import digest
 from max_build.store import CacheSettings, Hit, Miss, open_cache
 from max_build.store.bundle import pack, unpack
 from max_build.store.compress import open_packed
-from max_build.store.transfer import chosen, pull, push, recipes_for
+from max_build.store.transfer import chosen, pull, pull_recipes, push, recipes_for
 from max_build.store.trust import new_key
 from max_build.testing.store import example
 
@@ -137,9 +137,10 @@ def test_push_and_pull_move_what_is_chosen(tmp_path):
         keys = [record.key for record in chosen(cache.outer[0].store)]
         assert keys == [chosen_records[0].key]
         assert pull(cache, keys).failed == {}
-        assert cache.recipes(digest(b"l1"))
+        pull_recipes(cache, cache.outer[0].store, keys)
     with open_cache(CacheSettings(dir=str(tmp_path / "there"))) as cache:
         assert isinstance(cache.lookup(keys[0]), Hit)
+        assert cache.recipes(digest(b"l1"))
 
 
 def test_records_are_chosen_by_key_unit_and_target(tmp_path):

@@ -3,14 +3,21 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
+import toy_repo
+from max_build import manifest as manifests
 from max_build.errors import MaxBuildError
 from max_build.key import digest
+from max_build.manifest import ManifestUnit
 from max_build.store import CacheSettings, Hit, open_cache
 from max_build.testing.store import example
+from support import max_build
 
 COMMANDS = ("gc", "verify", "stats", "push", "pull", "pack", "unpack", "key", "doctor")
 
@@ -116,6 +123,154 @@ def test_push_and_pull(run, project, monkeypatch):
     assert (status, report["moved"]) == (0, [KEYS["one"]])
     with open_cache(CacheSettings(dir=str(project / "other"))) as cache:
         assert isinstance(cache.lookup(KEYS["one"]), Hit)
+
+
+def test_a_key_that_nothing_fits_is_told(run, project, monkeypatch):
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    monkeypatch.setenv("MAX_BUILD_REMOTE_MODE", "read-write")
+    status, report = run("push", KEYS["one"][:9], "0" * 64, "--json")
+    assert (status, report["moved"], list(report["failed"])) == (1, [KEYS["one"]], ["0" * 64])
+    status, report = run("pull", KEYS["one"], "0" * 64, "zz", "--json")
+    assert (status, report["moved"]) == (1, [KEYS["one"]])
+    assert report["failed"] == {"0" * 64: "no tier has it", "zz": "nothing out there fits"}
+    monkeypatch.setenv("MAX_BUILD_REMOTE", "http://127.0.0.1:9")
+    status, report = run("pull", "0" * 64, "--json")
+    assert (status, "no connection" in report["failed"]["0" * 64]) == (1, True)
+    with pytest.raises(MaxBuildError, match="zz: nothing here fits"):
+        run("pack", "zz", "-o", project / "b.tar.zst")
+
+
+def lock_of(path, *records):
+    """A lock of records, one unit each."""
+    units = [(r.unit, ManifestUnit(kind="graph", targets={"cpu": r})) for r in records]
+    path.write_bytes(manifests.encode(manifests.make("demo", units, embedded=False)))
+    return path
+
+
+def test_a_lock_chooses_what_is_moved(run, project, monkeypatch):
+    one, two = (example(name, name.encode() * 100) for name in ("one", "two"))
+    lock = lock_of(project / "lock", one, two)
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    monkeypatch.setenv("MAX_BUILD_REMOTE_MODE", "read-write")
+    assert run("push", "--lock", lock, "--unit", "two", "--json")[1]["moved"] == [two.key]
+    assert run("push", "--lock", lock, "--json")[0] == 0
+    assert run("pack", "--lock", lock, "-t", "cpu", "-o", project / "b.tar.zst")[0] == 0
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(project / "other"))
+    with zipfile.ZipFile(project / "demo.whl", "w") as wheel:
+        wheel.write(lock, "demo-1.dist-info/extra_metadata/max-build/manifest.json")
+    status, report = run("pull", "--lock", project / "demo.whl", "--json")
+    assert (status, sorted(report["moved"])) == (0, sorted([one.key, two.key]))
+    with open_cache(CacheSettings(dir=str(project / "other"))) as cache:
+        assert cache.lookup(two.key) == Hit(two, "local")
+
+
+def test_what_a_lock_names_and_no_tier_has_is_told(run, project, monkeypatch):
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    monkeypatch.setenv("MAX_BUILD_REMOTE_MODE", "read-write")
+    one, gone = example("one", b"one" * 100), example("gone", b"gone")
+    lock = lock_of(project / "lock", one, gone)
+    for command in ("push", "pull"):
+        status, report = run(command, "--lock", lock, "--json")
+        assert (status, report["moved"], list(report["failed"])) == (1, [one.key], [gone.key])
+    with pytest.raises(MaxBuildError, match=gone.key):
+        run("pack", "--lock", lock, "-o", project / "b.tar.zst")
+    assert not (project / "b.tar.zst").exists()
+
+
+def test_another_compile_of_a_key_is_not_what_a_lock_names(run, project, monkeypatch):
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    monkeypatch.setenv("MAX_BUILD_REMOTE_MODE", "read-write")
+    other = example("one", b"compiled elsewhere")
+    lock = lock_of(project / "lock", other)
+    status, report = run("push", "--lock", lock, "--json")
+    assert (status, "another compile" in report["failed"][other.key]) == (1, True)
+    status, report = run("pull", "--lock", lock, "--json")
+    assert (status, "another compile" in report["failed"][other.key]) == (1, True)
+    # Where a tier has those bytes after all, they come too.
+    with open_cache(CacheSettings(dir=str(project / "elsewhere"))) as cache:
+        cache.publish(other, {digest(b"compiled elsewhere"): b"compiled elsewhere"})
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(project / "elsewhere"))
+    assert run("push", "--lock", lock, "--json")[0] == 0
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(project / "cache"))
+    assert run("pull", "--lock", lock, "--json")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+        (b"[]", "is damaged"),
+        (b'{"schema":9}', "has schema 9"),
+        (b'{"schema":1,"package":"x","embedded":false,"units":{}}', "names nothing that fits"),
+        ("altered key", "is not its own"),
+        ("path for a digest", "is damaged"),
+        ("wheel without", "carries no manifest"),
+        ("cut wheel", "cannot be read"),
+    ],
+)
+def test_what_is_no_lock_is_told(run, project, monkeypatch, content, told):
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    record, path = example("one", b"one" * 100), project / "lock"
+    if content == "altered key":
+        lock_of(path, msgspec.structs.replace(record, key="0" * 64))
+    elif content == "path for a digest":
+        lock_of(path, record)
+        name = record.blobs[0].digest.encode()
+        path.write_bytes(path.read_bytes().replace(name, b"../../../pyproject.toml"))
+    elif content in ("wheel without", "cut wheel"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
+            inside = "demo/_max_build/manifest.json" if content == "cut wheel" else "demo/x.py"
+            wheel.writestr(inside, os.urandom(100))
+        if content == "cut wheel":
+            data = bytearray(path.read_bytes())
+            data[60:120] = bytes(60)
+            path.write_bytes(data)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(MaxBuildError, match=told) as caught:
+        run("pull", "--lock", path)
+    assert caught.value.hint
+
+
+def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
+    tmp_path, monkeypatch
+):
+    """CI builds and notes what it built; a machine with nothing but that file fetches it."""
+    (tmp_path / "remote").mkdir(mode=0o700)
+    remote = {"MAX_BUILD_REMOTE": f"file://{tmp_path / 'remote'}"}
+    site = toy_repo.write_compiler(tmp_path / "site")
+    source = "def build(target):\n    return 'ir of a graph'\n"
+    repo = toy_repo.write_project(tmp_path / "repo", unit=source)
+    lock = tmp_path / "max-build.lock"
+    written = set()
+    for machine in ("ci", "other"):
+        env = {
+            **remote,
+            "MAX_BUILD_REMOTE_MODE": "read-write",
+            "MAX_BUILD_CACHE_DIR": tmp_path / machine,
+            "PYTHONPATH": site,
+        }
+        done = max_build("build", "--lock", str(lock), cwd=repo, env=env)
+        assert done.returncode == 0, done.stderr
+        written.add(lock.read_bytes())
+    assert len(written) == 1
+    assert str(tmp_path) not in lock.read_text()
+    env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "server", "PYTHONPATH": None}
+    (tmp_path / "empty").mkdir()
+    done = max_build("pull", "--lock", str(lock), "--json", cwd=tmp_path / "empty", env=env)
+    assert done.returncode == 0, done.stderr
+    (key,) = json.loads(done.stdout)["moved"]
+    with open_cache(CacheSettings(dir=str(tmp_path / "server"))) as cache:
+        found = cache.lookup(key)
+        assert isinstance(found, Hit)
+        assert cache.path(found.record.blobs[0]).read_bytes() == b"ir of a graph"
+    missing = str(tmp_path / "nowhere" / "lock")
+    env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "ci", "PYTHONPATH": site}
+    done = max_build("build", "--lock", missing, cwd=repo, env=env)
+    assert done.returncode == 1
+    assert f"lock `{missing}` cannot be written" in done.stderr
 
 
 def test_pack_and_unpack(run, project, monkeypatch):

@@ -1,0 +1,179 @@
+"""How the HTTP store reaches its server: TLS, proxies, credentials, and words for what fails."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3 import exceptions
+
+from max_build.errors import StoreError
+from max_build.store.settings import CacheSettings
+
+__all__ = ["CLIENT_CERTIFICATE", "TOKEN_VARIABLE", "Connection", "authorization", "fault"]
+
+TOKEN_VARIABLE = "MAX_BUILD_REMOTE_TOKEN"
+"""Environment variable whose value is sent as bearer token."""
+
+CLIENT_CERTIFICATE = "failed: the server wants a client certificate it trusts (`remote-cert`)"
+
+_REPEATED = {"GET", "HEAD", "PUT", "DELETE"}  # twice is as good as once; a body is rewound
+_TUNNEL = re.compile(r"Tunnel connection failed: (401|403|407)\b")
+_REJECTED = ("CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE")
+
+
+class Connection:
+    """Kept connections to one server, straight or through a proxy. Made at the first request.
+
+    Parameters
+    ----------
+    base
+        URL without credentials and without a slash at its end; requests are for paths below it.
+    settings
+        Timeouts and TLS files.
+    """
+
+    def __init__(self, base: str, settings: CacheSettings) -> None:
+        self.shown = base
+        """The server in messages."""
+        self._base = base
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._prefix = ""
+        self._close: Callable[[], object] = lambda: None
+
+    def request(self, method: str, path: str, body: Any, headers: dict[str, str]) -> Any:
+        """The reply, with its body still to be read.
+
+        Raises
+        ------
+        StoreError
+            If a TLS file is of no use.
+        urllib3.exceptions.HTTPError
+            If there is no reply; see `fault`.
+        """
+        with self._lock:
+            if self._pool is None:
+                self._open()
+        return self._pool.urlopen(
+            method,
+            self._prefix + path,
+            body=body,
+            headers=headers,
+            preload_content=False,
+            redirect=False,  # credentials go to the host they were given for
+        )
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        with self._lock:
+            self._close()
+
+    def _open(self) -> None:
+        parts = urlsplit(self._base)
+        settings = self._settings
+        options: dict[str, Any] = {
+            "timeout": urllib3.Timeout(
+                connect=settings.connect_timeout, read=settings.request_timeout
+            ),
+            # Once more for a kept connection that the server, or a proxy (which is `other`),
+            # just closed; never for more.
+            "retries": urllib3.Retry(
+                connect=0, read=1, status=0, other=1, allowed_methods=_REPEATED
+            ),
+            "maxsize": 8,
+        }
+        if parts.scheme == "https":
+            options["ssl_context"] = _tls(settings)
+        proxy = getproxies().get(parts.scheme)
+        if proxy and not proxy_bypass(parts.netloc):
+            userinfo = _userinfo(proxy)
+            headers = {"Proxy-Authorization": _basic(userinfo)} if userinfo else {}
+            # It is told the whole URL.
+            manager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
+            self._pool, self._prefix, self._close = manager, self._base, manager.clear
+            self.shown += " (through a proxy)"
+        else:
+            pool = urllib3.connection_from_url(self._base, **options)
+            self._pool, self._prefix, self._close = pool, parts.path, pool.close
+
+
+def authorization(url: str) -> dict[str, str]:
+    """The header with the credentials for a URL: its own, else a token, else those of `netrc`."""
+    if userinfo := _userinfo(url):
+        return {"Authorization": _basic(userinfo)}
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return {"Authorization": f"Bearer {token}"}
+    from netrc import NetrcParseError, netrc
+
+    # Not by `Path`, which raises for a user without a home directory.
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    with contextlib.suppress(OSError, NetrcParseError):
+        found = netrc(path).authenticators(urlsplit(url).hostname or "")
+        if found is not None:
+            return {"Authorization": _basic(f"{found[0]}:{found[2]}".encode())}
+    return {}
+
+
+def fault(error: Exception) -> tuple[str, str]:
+    """The counted kind of a request that failed, and words that hold nothing of any URL."""
+    reason = getattr(error, "reason", None) or error
+    if isinstance(reason, exceptions.ProxyError):
+        status = _TUNNEL.match(str(reason.original_error))
+        if status:
+            return "permission", f"failed: the proxy gave status {status[1]}"
+        return fault(reason.original_error)
+    if isinstance(reason, exceptions.NewConnectionError):  # a TimeoutError, to urllib3
+        return "refused", "failed: no connection"
+    if isinstance(reason, (exceptions.TimeoutError, TimeoutError)):
+        return "timeout", "got no answer in time"
+    cause = reason.args[0] if isinstance(reason, exceptions.SSLError) and reason.args else reason
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            "server",
+            f"failed: SSL, {cause.verify_message} (`remote-ca` names an authority to trust)",
+        )
+    if isinstance(cause, ssl.SSLError):
+        why = cause.reason or "failed"
+        if any(sign in why for sign in _REJECTED):
+            return "permission", CLIENT_CERTIFICATE
+        return "server", f"failed: SSL, {why}"
+    return "server", f"failed: {type(reason).__name__}"
+
+
+def _tls(settings: CacheSettings) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    try:
+        if settings.remote_ca:
+            context.load_verify_locations(Path(settings.remote_ca).expanduser())
+        if settings.remote_cert:
+            key = Path(settings.remote_key).expanduser() if settings.remote_key else None
+            # A passphrase, or else it would be asked for at the terminal.
+            context.load_cert_chain(Path(settings.remote_cert).expanduser(), key, password="")
+    except (OSError, ssl.SSLError) as error:
+        names = (settings.remote_ca, settings.remote_cert, settings.remote_key)
+        files = ", ".join(f"`{name}`" for name in names if name)
+        message = f"TLS files of the remote cache ({files}) cannot be used: {error}"
+        hint = "they must be PEM files, and the key without a passphrase"
+        raise StoreError(message, hint=hint) from error
+    return context
+
+
+def _userinfo(url: str) -> bytes:
+    """User and password of a URL as bytes: UTF-8 unless it says other ones by `%`."""
+    return unquote_to_bytes(urlsplit(url).netloc.rpartition("@")[0])
+
+
+def _basic(userinfo: bytes) -> str:
+    return "Basic " + base64.b64encode(userinfo).decode()
