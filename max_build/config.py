@@ -277,7 +277,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         message = f"no `pyproject.toml` in `{path.parent}`"
         hint = "run max-build in the root of a model repo, or name it with `--project DIR`"
         raise ConfigError(message, hint=hint) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
+        # Besides its own errors, tomllib lets out those of a number or a nesting without end.
         message = f"`{path}` cannot be read: {error}"
         raise ConfigError(message) from error
 
@@ -500,7 +501,7 @@ def _cache(values: Mapping[str, Any], root: Path) -> CacheSettings:
     fields = {name.replace("-", "_"): value for name, value in values.items()}
     for name in ("dir", "shared", "signing_key", "remote_ca", "remote_cert", "remote_key"):
         if fields[name]:
-            fields[name] = str(root / Path(fields[name]).expanduser())
+            fields[name] = str(root / fields[name])
     return CacheSettings(**fields)
 
 

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -60,12 +61,26 @@ def _got(value: Any) -> str:
     return f"got {names.get(type(value), type(value).__name__)} {value!r}"
 
 
+def _filled(value: Any) -> bool:
+    """Whether a value is a string with something in it, and nothing that no path may hold."""
+    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
+
+
 def text(value: Any) -> str:
     """Read a non-empty string."""
-    if not isinstance(value, str) or not value.strip():
+    if not _filled(value):
         message = f"must be a non-empty string, {_got(value)}"
         raise ValueError(message)
-    return value
+    return str(value)
+
+
+def path(value: Any) -> str:
+    """Read a path, whose `~` is replaced."""
+    found = os.path.expanduser(text(value))
+    if found.startswith("~"):
+        message = f"must be a path, and nobody has the home directory of {value!r}"
+        raise ValueError(message)
+    return found
 
 
 def texts(value: Any) -> tuple[str, ...]:
@@ -76,7 +91,7 @@ def texts(value: Any) -> tuple[str, ...]:
         message = f"must be an array of strings, {_got(value)}"
         raise ValueError(message)
     for position, one in enumerate(value, 1):
-        if not isinstance(one, str) or not one.strip():
+        if not _filled(one):
             message = f"must be an array of non-empty strings; item {position} is {one!r}"
             raise ValueError(message)
     if len(set(value)) != len(value):
@@ -370,13 +385,13 @@ KERNEL: tuple[Field, ...] = (
 CACHE: tuple[Field, ...] = (
     Field(
         "dir",
-        text,
+        path,
         "the developer's own directory",
         "",
         "MAX_BUILD_CACHE_DIR",
         "`$XDG_CACHE_HOME/max-build`",
     ),
-    Field("shared", text, "the team's directory", "", "MAX_BUILD_SHARED", "none"),
+    Field("shared", path, "the team's directory", "", "MAX_BUILD_SHARED", "none"),
     Field(
         "shared-mode",
         choice("read", "read-write"),
@@ -401,7 +416,7 @@ CACHE: tuple[Field, ...] = (
     ),
     Field(
         "remote-ca",
-        text,
+        path,
         "file of the certificate authority to trust besides the system's",
         "",
         "MAX_BUILD_REMOTE_CA",
@@ -409,13 +424,13 @@ CACHE: tuple[Field, ...] = (
     ),
     Field(
         "remote-cert",
-        text,
-        "file of this client's certificate",
+        path,
+        "file of this client's certificate, for `https://`",
         "",
         "MAX_BUILD_REMOTE_CERT",
         "none",
     ),
-    Field("remote-key", text, "file of its key", "", "MAX_BUILD_REMOTE_KEY", "none"),
+    Field("remote-key", path, "file of its key", "", "MAX_BUILD_REMOTE_KEY", "none"),
     Field(
         "shared-trust",
         choice("require", "warn", "off"),
@@ -431,7 +446,7 @@ CACHE: tuple[Field, ...] = (
     Field("public-keys", texts, "Ed25519 keys whose signatures count", (), shown="none"),
     Field(
         "signing-key",
-        text,
+        path,
         "file of the private key that signs what is published",
         "",
         "MAX_BUILD_SIGNING_KEY",

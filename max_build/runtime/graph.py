@@ -30,18 +30,28 @@ class Model:
     record
         What was compiled.
     choice
-        For which target, and on which device.
+        For which target, and on which devices.
+    engine
+        MAX's own model, a `max.engine.Model`.
+    devices
+        `cpu`, `gpu:0`, … as the graph names them → the `max.driver.Device` of each.
     """
 
-    __slots__ = ("_devices", "_held", "_model", "choice", "record", "unit")
+    __slots__ = ("_devices", "_held", "choice", "engine", "record", "unit")
 
     def __init__(
-        self, unit: str, record: Record, choice: Choice, model: Any, devices: list[Any], held: Any
+        self,
+        unit: str,
+        record: Record,
+        choice: Choice,
+        engine: Any,
+        devices: Mapping[str, Any],
+        held: Any,
     ) -> None:
         self.unit = unit
         self.record = record
         self.choice = choice
-        self._model = model
+        self.engine = engine
         self._devices = devices
         # MAX reads the weights in place: their mapping has to live as long as the model does.
         self._held = held
@@ -50,7 +60,7 @@ class Model:
         """Run once; see the class for shapes and types."""
         if self.choice.ordinal is not None:
             inputs = tuple(self._placed(one, n) for n, one in enumerate(inputs))
-        found: list[Any] = self._model(*inputs)
+        found: list[Any] = self.engine(*inputs)
         return found
 
     def __repr__(self) -> str:
@@ -62,12 +72,60 @@ class Model:
         """The target it was compiled for."""
         return str(self.choice.target)
 
+    def warm(self, sizes: Mapping[str, int] | None = None) -> None:
+        """Run once on zeros, so that the next call is as fast as any later one.
+
+        What a first call alone pays for is paid here: pages of the weights that are not in memory
+        yet, the runtime's threads and buffers, and on a GPU the loading of each kernel. Call it
+        again for each shape that matters.
+
+        No device graph is captured: MAX replays one into the buffers of its capture, so that a
+        call would overwrite what the call before returned. Code that can live with it has
+        `model.engine.capture` and `replay`.
+
+        Parameters
+        ----------
+        sizes
+            Size of each dynamic dimension, by its name; 1 for those that are left out.
+
+        Raises
+        ------
+        LoadError
+            If the graph has no dimension of that name, cannot be run on zeros of its signature,
+            or has an input that is no tensor.
+        """
+        from max.driver import Buffer
+        from max.dtype import DType
+
+        sizes = sizes or {}
+        names = {dim for one in self.record.inputs for dim in one.shape if isinstance(dim, str)}
+        if unknown := sorted(sizes.keys() - names):
+            has = ", ".join(f"`{name}`" for name in sorted(names)) or "none"
+            message = f"`{self.unit}` has no dynamic dimension `{unknown[0]}`; it has {has}"
+            raise LoadError(message)
+        zeros = []
+        for one in self.record.inputs:
+            if one.dtype == "opaque":
+                message = f"`{self.unit}` cannot be warmed: its input `{one.name}` is no tensor"
+                raise LoadError(message, hint="call the model once instead")
+            shape = [sizes.get(dim, 1) if isinstance(dim, str) else dim for dim in one.shape]
+            zeros.append(Buffer.zeros(shape, DType[one.dtype], self._devices[one.device]))
+        try:
+            self.engine(*zeros)
+            for device in self._devices.values():
+                device.synchronize()
+        except Exception as error:
+            shapes = ", ".join(f"{one.dtype}{list(one.shape)}" for one in zeros)
+            message = f"`{self.unit}` cannot be warmed by zeros of {shapes}: {error}"
+            hint = 'say how large its dynamic dimensions have to be: `warm={"name": size}`'
+            raise LoadError(message, hint=hint) from error
+
     def _placed(self, value: Any, position: int) -> Any:
         from max.driver import Buffer
 
         if position < len(self.record.inputs) and self.record.inputs[position].device != "cpu":
             buffer = value if isinstance(value, Buffer) else Buffer.from_dlpack(value)
-            return buffer.to(self._devices[-1])
+            return buffer.to(self._devices[self.record.inputs[position].device])
         return value
 
 
@@ -88,19 +146,14 @@ def initialise(
     except ImportError as error:
         message = f"`{unit}` is a MAX graph, and MAX cannot be imported: {error}"
         raise LoadError(message, hint="install `max-build[max]`") from error
-    from max_build.weights.device import device_buffers, host_buffers
+    from max_build.weights.device import deliver
 
-    devices: list[Any] = [driver.CPU()]
-    if choice.ordinal is not None:
-        devices.append(driver.Accelerator(choice.ordinal))
-    placed = {one.name: one.device for one in record.weights}
     try:
-        on_host = {name: one for name, one in weights.items() if placed[name] == "cpu"}
-        registry: dict[str, Any] = host_buffers(on_host)
-        if len(on_host) < len(weights):
-            rest = {name: one for name, one in weights.items() if name not in on_host}
-            registry |= device_buffers(rest, devices[-1])[0]
-        session = engine.InferenceSession(devices=devices)
+        devices: dict[str, Any] = {"cpu": driver.CPU()}
+        for number, ordinal in enumerate(choice.ordinals):
+            devices[f"gpu:{number}"] = driver.Accelerator(ordinal)
+        registry = deliver(weights, {one.name: one.device for one in record.weights}, devices)
+        session = engine.InferenceSession(devices=list(devices.values()))
         model = session.init(engine.read(artifact), weights_registry=registry)
     except MaxBuildError:
         raise

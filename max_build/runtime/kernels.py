@@ -170,6 +170,27 @@ class Kernels(Mapping[str, "Kernel"]):
             _allow_shared(kernel, config.shmem_size, self.choice.ordinal or 0)
         launch(stream, config, kernel, *arguments, *(0 for _ in needs.scratch_bytes))
 
+    def warm(self) -> None:
+        """Load every kernel into the current device now, so that no first launch waits for it.
+
+        The driver leaves that to the first launch otherwise (`CUDA_MODULE_LOADING`).
+
+        Raises
+        ------
+        LoadError
+            If the driver refuses one.
+        """
+        from cuda.bindings import driver
+
+        for name in self:
+            handle = driver.CUkernel(int(self[name].handle))
+            status, function = driver.cuKernelGetFunction(handle)
+            if status == driver.CUresult.CUDA_SUCCESS:
+                (status,) = driver.cuFuncLoad(function)
+            if status != driver.CUresult.CUDA_SUCCESS:
+                message = f"the driver does not load `{name}` of `{self.unit}` ({status.name})"
+                raise LoadError(message)
+
     def _digest(self, name: str) -> str:
         digest = self.needs(name).blob
         return digest if digest in self._files else next(iter(self._files))

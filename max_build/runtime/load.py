@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +31,8 @@ def load(
     *,
     weights: WeightFiles | None = None,
     weights_digest: str = "",
-    device: str = "auto",
+    device: str | Sequence[str] = "auto",
+    warm: bool | Mapping[str, int] = False,
 ) -> Model:
     """Load a compiled graph with its weights mapped; never compiles.
 
@@ -50,7 +51,13 @@ def load(
         What `max-build weights --fingerprint` calls the right weights, whole; every byte is read
         to compare it. Empty means that names, types and shapes are enough.
     device
-        `auto` (a GPU that has an artifact, else the CPU), `cpu`, `gpu` or `gpu:<n>`.
+        `auto` (a GPU that has an artifact, else the CPU), `cpu`, `gpu` or `gpu:<n>`. A graph on
+        several GPUs uses those that follow, too; a list names each of them instead, in the
+        graph's order: `["gpu:2", "gpu:0"]`.
+    warm
+        Run once on zeros before returning, so that the first call is as fast as any later one;
+        see `Model.warm`. A mapping gives sizes of dynamic dimensions by name, 1 for all others:
+        `{"batch": 8}`.
 
     Returns
     -------
@@ -83,7 +90,10 @@ def load(
     rules = found.weights
     if weights is not None:
         rules = msgspec.structs.replace(rules, files=listed(weights))
-    return bring_up(name, choice, artifact, rules, installed.bases, weights_digest)
+    model = bring_up(name, choice, artifact, rules, installed.bases, weights_digest)
+    if warm is not False:
+        model.warm({} if warm is True else warm)
+    return model
 
 
 def bring_up(
@@ -103,6 +113,7 @@ def bring_up(
     """
     from max_build.weights import open_weights
     from max_build.weights.binding import bind
+    from max_build.weights.remembered import default_folder
 
     wanted = choice.record.weights
     if not wanted:
@@ -112,7 +123,7 @@ def bring_up(
         hint = f"pass `weights=`, or set `weights` in [tool.max-build.graphs.{unit}]"
         raise WeightsError(message, hint=hint)
     paths = [locate.weights_path(one, bases) for one in rules.files]
-    opened = open_weights(paths)
+    opened = open_weights(paths, memo=default_folder())
     if weights_digest:
         _check_digest(unit, opened, weights_digest)
     bound = bind(

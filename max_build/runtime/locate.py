@@ -15,12 +15,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from max_build import manifest as manifests
-from max_build.errors import LoadError, NotBuiltError, WeightsError
+from max_build.errors import LoadError, MaxBuildError, NotBuiltError, WeightsError
 from max_build.key import digest
 from max_build.manifest import Manifest
 from max_build.record import Blob
 
-__all__ = ["Installed", "find", "weights_path"]
+__all__ = ["Installed", "find", "is_project", "weights_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,34 @@ def find(source: str | Path) -> Installed:
     ------
     NotBuiltError
         If there is no such package, or it was built without max-build.
+    LoadError
+        If its files cannot be looked at, or the manifest is damaged.
     """
+    try:
+        return _find(source)
+    except MaxBuildError:
+        raise
+    except OSError as error:
+        message = f"package `{source}` cannot be read: {error}"
+        raise LoadError(message) from error
+
+
+def is_project(folder: Path) -> bool:
+    """Whether the project of an editable install is still where it was.
+
+    Raises
+    ------
+    LoadError
+        If that cannot be told.
+    """
+    try:
+        return (folder / "pyproject.toml").is_file()
+    except OSError as error:
+        message = f"project `{folder}` cannot be looked at: {error.strerror}"
+        raise LoadError(message) from error
+
+
+def _find(source: str | Path) -> Installed:
     if isinstance(source, Path) or "/" in source:
         path = Path(source)
         path = path / manifests.NAME if path.is_dir() else path
@@ -106,7 +133,7 @@ def find(source: str | Path) -> Installed:
         text = distribution.read_text(f"extra_metadata/{manifests.METADATA_NAME}")
         if text is None:
             continue
-        where = f"{distribution.name}'s metadata"
+        where = f"the metadata of `{source}`"
         manifest = manifests.decode(text.encode(), where)
         places = (spec.submodule_search_locations if spec else None) or ()
         package = Path(next(iter(places))) if places else None
@@ -192,8 +219,8 @@ def _from_cache(installed: Installed, blob: Blob) -> Path | None:
     from max_build.store import open_cache
 
     project = installed.project
-    in_project = project is not None and (project / "pyproject.toml").is_file()
-    settings = load_settings(project).cache if project and in_project else cache_settings()
+    found = project is not None and is_project(project)
+    settings = load_settings(project).cache if project and found else cache_settings()
     cache = open_cache(settings)
     try:
         return cache.path(blob)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from max_build.errors import LoadError
@@ -28,11 +28,25 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The artifact to load. `ordinal` is the GPU to use, None for the CPU."""
+    """The artifact to load.
+
+    Parameters
+    ----------
+    ordinal
+        The GPU to use, None for the CPU.
+    others
+        Those a graph on several GPUs uses beside it: its `gpu:1`, `gpu:2`, ….
+    """
 
     target: Target
     record: Record
     ordinal: int | None
+    others: tuple[int, ...] = ()
+
+    @property
+    def ordinals(self) -> tuple[int, ...]:
+        """Number of each GPU on this machine, in the order of the graph's own numbers."""
+        return () if self.ordinal is None else (self.ordinal, *self.others)
 
 
 def this_machine() -> Machine:
@@ -44,7 +58,10 @@ def this_machine() -> Machine:
 
 
 def choose(
-    unit: str, records: Mapping[str, Record], machine: Machine, device: str = "auto"
+    unit: str,
+    records: Mapping[str, Record],
+    machine: Machine,
+    device: str | Sequence[str] = "auto",
 ) -> Choice:
     """Choose the artifact for `device`: the most exact one that it can run.
 
@@ -53,46 +70,77 @@ def choose(
     records
         Target → record.
     device
-        `auto` (the first GPU that has an artifact, else the CPU), `cpu`, `gpu` or `gpu:<n>`.
+        `auto` (the first GPU that has an artifact, else the CPU), `cpu`, `gpu` or `gpu:<n>`. A
+        graph on several GPUs uses those that follow, too; a list names each of them instead.
 
     Raises
     ------
     LoadError
         If there is none; the message says of each artifact why it does not fit.
     """
-    ordinals = _ordinals(device, machine)
     rejected: dict[str, str] = {}
-    for ordinal in ordinals:
-        fitting: list[Target] = []
+    for ordinals in _candidates(device, machine):
+        fitting: dict[Target, tuple[int, ...]] = {}
         for name, record in records.items():
-            code, host = Target(record.arch or name), record.components.host
-            reason = why_not(code, machine, ordinal, host=host)
-            if reason:
+            used = ordinals[: _gpus(record)]
+            if reason := _refusal(name, record, machine, used):
                 rejected[name] = reason
             else:
-                fitting.append(Target(name))
+                fitting[Target(name)] = used
         if fitting:
             best = max(fitting, key=_exactness)
-            return Choice(best, records[best.name], ordinal)
+            used = fitting[best]
+            return Choice(best, records[best.name], used[0] if used else None, used[1:])
     reasons = "".join(f"\n  `{name}`: {rejected[name]}" for name in sorted(rejected))
     message = f"no artifact of `{unit}` runs on {_described(device, machine)}:{reasons}"
     raise LoadError(message, hint=f"add its target to `targets` of unit `{unit}` and build again")
 
 
-def _ordinals(device: str, machine: Machine) -> tuple[int | None, ...]:
-    found = re.fullmatch(r"auto|cpu|gpu(?::(\d+))?", device)
+def _candidates(device: str | Sequence[str], machine: Machine) -> list[tuple[int, ...]]:
+    """The GPUs that may be used, each time in the order of use; none of them means the CPU."""
+    if not isinstance(device, str):
+        listed = [_ordinal(one, machine) for one in device]
+        if not listed or None in listed or len(set(listed)) < len(listed):
+            message = f"several devices must be different GPUs, got {list(device)!r}"
+            raise LoadError(message, hint='e.g. `device=["gpu:0", "gpu:1"]`')
+        return [tuple(one for one in listed if one is not None)]
+    gpus = range(machine.gpus)
+    if device == "auto":
+        return [tuple(gpus), ()] if gpus else [()]
+    first = _ordinal(device, machine)
+    return [() if first is None else tuple(gpus[first:])]
+
+
+def _ordinal(device: str, machine: Machine) -> int | None:
+    found = re.fullmatch(r"cpu|gpu(?::(\d+))?", device)
     if not found:
         message = f"device must be `auto`, `cpu`, `gpu` or `gpu:<n>`, got {device!r}"
         raise LoadError(message)
     if device == "cpu":
-        return (None,)
-    if device == "auto":
-        return (*range(min(1, machine.gpus)), None)
+        return None
     ordinal = int(found[1] or 0)
     if ordinal >= machine.gpus:
         message = f"device `{device}` is not there: this machine has {machine.gpus} GPUs"
         raise LoadError(message, hint='`device="auto"` takes the CPU where there is no GPU')
-    return (ordinal,)
+    return ordinal
+
+
+def _gpus(record: Record) -> int:
+    """How many GPUs a graph uses, going by its signature; 1 if it names none."""
+    tensors = (*record.inputs, *record.outputs, *record.weights)
+    numbers = (int(one.device.partition(":")[2]) for one in tensors if one.device != "cpu")
+    return 1 + max(numbers, default=0)
+
+
+def _refusal(name: str, record: Record, machine: Machine, used: tuple[int, ...]) -> str:
+    """Why the artifact cannot run on these GPUs, or without any on the CPU; empty when it can."""
+    target = Target(record.arch or name)
+    for ordinal in used or (None,):
+        if reason := why_not(target, machine, ordinal, host=record.components.host):
+            return reason
+    if used and len(used) < (wanted := _gpus(record)):
+        return f"it runs on {wanted} GPUs at once, and there are {len(used)} from `gpu:{used[0]}`"
+    return ""
 
 
 def why_not(target: Target, machine: Machine, ordinal: int | None, *, host: str = "") -> str:
@@ -128,7 +176,8 @@ def _exactness(target: Target) -> tuple[bool, int, tuple[int, int]]:
     return (True, {"a": 2, "f": 1}.get(target.suffix, 0), target.capability)
 
 
-def _described(device: str, machine: Machine) -> str:
+def _described(device: str | Sequence[str], machine: Machine) -> str:
+    named = device if isinstance(device, str) else ", ".join(device)
     gpus = [f"sm_{major}{minor}" for major, minor in machine.cuda] or list(machine.hip)
     has = ", ".join(gpus) or "no GPU"
-    return f"device `{device}` of this machine (CPU, {has})"
+    return f"device `{named}` of this machine (CPU, {has})"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from max_build.errors import LoadError, MaxBuildError, ToolchainError
 from max_build.record import Record
+from max_build.runtime.locate import is_project
 
 if TYPE_CHECKING:
     from max_build.config import Settings, Unit
@@ -45,7 +46,7 @@ def current(project: Path, unit: str, target: str, record: Record) -> Record:
     if mode not in _MODES:
         message = f"`{VARIABLE}` must be one of {', '.join(_MODES)}, got {mode!r}"
         raise LoadError(message)
-    if mode == "ignore" or not (project / "pyproject.toml").is_file():
+    if mode == "ignore" or not is_project(project):
         return record
     from max_build.config import load_settings
     from max_build.store import open_cache

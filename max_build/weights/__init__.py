@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from max_build.errors import WeightsError
 from max_build.weights import gguf, safetensors, split
 from max_build.weights.collection import Shard, Weights
+from max_build.weights.device import cuda_buffers
 from max_build.weights.pages import File
 from max_build.weights.sources import Source, find, pickle_kind
 from max_build.weights.tensor import Tensor
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from max_build.weights.policy import Mode
     from max_build.weights.remembered import Remembered
 
-__all__ = ["Tensor", "Weights", "open_weights"]
+__all__ = ["Tensor", "Weights", "cuda_buffers", "open_weights"]
 
 
 def open_weights(

@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from max_build.errors import WeightsError
+from max_build.weights import dequantise
 from max_build.weights.dtypes import BY_NAME
 from max_build.weights.header import Entry
 from max_build.weights.tensor import NATIVE, Tensor
@@ -128,6 +129,8 @@ def dequantize(tensor: Tensor) -> Array:
         wide = raw.astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32)
+    if kind.name in dequantise.KINDS and tensor.order == "<":
+        return dequantise.decode(raw, kind.name).reshape(tensor.shape)
     if kind.block > 1 and tensor.order == "<":
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize as decode

@@ -1,13 +1,13 @@
 """A header as a flat binary index, so that the next open need not parse it.
 
-For a memo on one machine, in that machine's byte order. Lookups go straight to the encoded
-columns; no object is made for a tensor nobody asks for.
+For a memo on one machine, in that machine's byte order. The columns stay where they are mapped,
+and the names are decoded when the first is asked for.
 
     magic 8 | XXH3-64 of all that follows | u64 tensors, names, extra: sizes
-    u64 offset[n] | u32 kind[n] | u32 name_end[n] | u32 by_name[n] | names | extra
+    u64 offset[n] | u32 kind[n] | names | extra
 
-`kind` points into a table, in `extra`, of the distinct (type, shape, bytes); `by_name` lists
-the tensors in the order of their encoded names, for binary search.
+`kind` points into a table, in `extra`, of the distinct (type, shape, bytes); `names` is a
+MessagePack array of text.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decode", "digest", "encode"]
 
-_MAGIC = b"MBWIDX1" + sys.byteorder[:1].encode()
+_MAGIC = b"MBWIDX2" + sys.byteorder[:1].encode()
 _HEAD = struct.Struct("=8sQQQQ")
 
 
@@ -57,17 +58,11 @@ def encode(header: Header, file: File) -> bytes:
     import xxhash
 
     kinds: dict[tuple[str, tuple[int, ...], int], int] = {}
-    offsets, numbers, ends = array("Q"), array("I"), array("I")
-    encoded: list[bytes] = []
-    end = 0
-    for name, (dtype, shape, offset, nbytes) in header.entries.items():
-        raw = name.encode()
-        encoded.append(raw)
-        end += len(raw)
-        ends.append(end)
+    offsets, numbers = array("Q"), array("I")
+    for dtype, shape, offset, nbytes in header.entries.values():
         offsets.append(offset)
         numbers.append(kinds.setdefault((dtype.name, shape, nbytes), len(kinds)))
-    by_name = array("I", sorted(range(len(encoded)), key=encoded.__getitem__))
+    names = msgspec.msgpack.encode(list(header.entries))
     metadata = header.metadata
     values = metadata.values_or_arrays if isinstance(metadata, Metadata) else dict(metadata)
     extra = msgspec.msgpack.encode(
@@ -81,9 +76,8 @@ def encode(header: Header, file: File) -> bytes:
             values,
         )
     )
-    columns = (offsets, numbers, ends, by_name)
-    body = b"".join((*(column.tobytes() for column in columns), *encoded, extra))
-    sizes = struct.pack("=QQQ", len(encoded), end, len(extra))
+    body = b"".join((offsets.tobytes(), numbers.tobytes(), names, extra))
+    sizes = struct.pack("=QQQ", len(offsets), len(names), len(extra))
     return _MAGIC + xxhash.xxh3_64_intdigest(sizes + body).to_bytes(8, sys.byteorder) + sizes + body
 
 
@@ -95,7 +89,7 @@ def decode(data: bytes | memoryview, file: File) -> Header | None:
     if len(view) < _HEAD.size:
         return None
     magic, check, count, names, extra_size = _HEAD.unpack_from(view)
-    if magic != _MAGIC or len(view) != _HEAD.size + 20 * count + names + extra_size:
+    if magic != _MAGIC or len(view) != _HEAD.size + 12 * count + names + extra_size:
         return None
     if xxhash.xxh3_64_intdigest(view[16:]) != check:
         return None
@@ -119,55 +113,26 @@ class _Entries(Mapping[str, Entry]):
     def __init__(self, view: memoryview, count: int, names: int, kinds: list[Any]) -> None:
         self._count = count
         self._kinds = kinds
-        position = _HEAD.size
+        ends = [_HEAD.size + count * width for width in (0, 8, 12)]
+        self._offsets = view[ends[0] : ends[1]].cast("Q")
+        self._numbers = view[ends[1] : ends[2]].cast("I")
+        self._encoded = view[ends[2] : ends[2] + names]
 
-        def column(code: Literal["Q", "I"], width: int) -> memoryview:
-            nonlocal position
-            begin, position = position, position + count * width
-            return view[begin:position].cast(code)
-
-        self._offsets = column("Q", 8)
-        self._numbers = column("I", 4)
-        self._ends = column("I", 4)
-        self._by_name = column("I", 4)
-        self._names = view[position : position + names]
-
-    def _name(self, number: int) -> bytes:
-        begin = self._ends[number - 1] if number else 0
-        return bytes(self._names[begin : self._ends[number]])
-
-    def _find(self, name: object) -> int:
-        """Return the tensor's number, or -1."""
-        if not isinstance(name, str):
-            return -1
-        try:
-            wanted = name.encode()
-        except UnicodeEncodeError:
-            return -1
-        low, high = 0, self._count
-        while low < high:
-            middle = (low + high) // 2
-            if self._name(self._by_name[middle]) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        if low < self._count and self._name(number := self._by_name[low]) == wanted:
-            return number
-        return -1
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        names = msgspec.msgpack.decode(self._encoded, type=list[str])
+        return dict(zip(names, range(self._count), strict=True))
 
     def __getitem__(self, name: str) -> Entry:
-        number = self._find(name)
-        if number < 0:
-            raise KeyError(name)
+        number = self._places[name]
         dtype, shape, nbytes = self._kinds[self._numbers[number]]
         return Entry(dtype, shape, self._offsets[number], nbytes)
 
     def __contains__(self, name: object) -> bool:
-        return self._find(name) >= 0
+        return name in self._places
 
     def __iter__(self) -> Iterator[str]:
-        for number in range(self._count):
-            yield self._name(number).decode()
+        return iter(self._places)
 
     def __len__(self) -> int:
         return self._count

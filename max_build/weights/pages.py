@@ -25,7 +25,7 @@ from max_build.weights import policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["CHUNK", "File", "in_parallel", "workers"]
+__all__ = ["CHUNK", "File", "identity", "in_parallel", "workers"]
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class File:
             message = f"weights file `{path}` is not a regular file"
             raise WeightsError(message)
         self.size = status.st_size
-        self.identity = _identity(status)
+        self.identity = identity(status)
         self._memory: mmap.mmap | None = None
         self._filled: bytearray | None = None  # one flag per block of an arena
         self._lock = threading.Lock()
@@ -201,7 +201,7 @@ class File:
         """Type of the filesystem that holds the file, or `""`."""
         try:
             with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as text:
-                return policy.filesystem(text.read(), self.identity[0], os.path.realpath(self.path))
+                return policy.mount(text.read(), self.identity[0], os.path.realpath(self.path)).kind
         except OSError:
             return ""
 
@@ -305,7 +305,8 @@ class File:
 _Identity = tuple[int, int, int, int]
 
 
-def _identity(status: os.stat_result) -> _Identity:
+def identity(status: os.stat_result) -> _Identity:
+    """Return what stays the same as long as a file does."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from max_build.weights.pages import File
     from max_build.weights.tensor import Tensor
 
-__all__ = ["Block", "Copy", "Place", "Plan", "make_plan", "ranges"]
+__all__ = ["Block", "Copy", "Place", "Plan", "by_device", "make_plan", "ranges"]
 
 #: Gap between two tensors that costs less to read than to seek over, in bytes.
 GAP = 64 << 10
@@ -103,6 +103,16 @@ class Plan:
         return sum(block.nbytes for block in self.blocks)
 
 
+def by_device(
+    tensors: Mapping[str, Tensor], places: Mapping[str, str]
+) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each device, by the device's name; `places` says which has which."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        found.setdefault(places[name], {})[name] = tensor
+    return found
+
+
 def ranges(tensors: Iterable[Tensor], gap: int = GAP) -> list[tuple[File, int, int]]:
     """Return the (file, offset, nbytes) that cover `tensors`, in file order, near ones joined."""
     found: list[tuple[File, int, int]] = []
@@ -143,7 +153,8 @@ def make_plan(
     arenas: list[int] = []
     targets: dict[tuple[int, int, int], Place] = {}
     cuts: list[tuple[int, int, int, tuple[Copy, ...]]] = []
-    for file, extents in _by_file(tensors.values()):
+    stored = {name: tensor.stored for name, tensor in tensors.items()}
+    for file, extents in _by_file(stored.values()):
         number = len(files)
         files.append(file)
         segments, size = _layout(extents, alignment)
@@ -159,7 +170,7 @@ def make_plan(
         name: targets[id(tensor.file), tensor.offset, tensor.offset + tensor.nbytes]
         if tensor.nbytes
         else Place(0, 0, 0)
-        for name, tensor in ((name, tensor.stored) for name, tensor in tensors.items())
+        for name, tensor in stored.items()
     }
     return Plan(tuple(files), tuple(arenas), places, blocks, lanes, slots, slot_bytes)
 

@@ -9,15 +9,16 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "Access",
     "Mode",
+    "Mount",
     "access_for",
     "available_memory",
-    "filesystem",
     "is_remote",
+    "mount",
     "reads_directly",
 ]
 
@@ -47,8 +48,15 @@ class Access:
     reason: str
 
 
-def filesystem(mountinfo: str, device: int, path: str) -> str:
-    """Return the type of the filesystem that holds `path`, or `""`.
+class Mount(NamedTuple):
+    """A mounted filesystem: its type, and the options of the mount and of the filesystem."""
+
+    kind: str
+    options: frozenset[str]
+
+
+def mount(mountinfo: str, device: int, path: str) -> Mount:
+    """Return the filesystem that holds `path`; one of type `""` if that cannot be known.
 
     Parameters
     ----------
@@ -61,18 +69,19 @@ def filesystem(mountinfo: str, device: int, path: str) -> str:
         The file's real path.
     """
     number = f"{os.major(device)}:{os.minor(device)}"
-    best, best_length = "", -1
+    best, best_length = Mount("", frozenset()), -1
     for line in mountinfo.splitlines():
         fields, _, rest = line.partition(" - ")
         parts = fields.split(" ")
-        if len(parts) < 5 or not rest:
+        kind, _, own = rest.partition(" ")
+        if len(parts) < 6 or not kind:
             continue
-        kind = rest.split(" ", 1)[0]
+        options = frozenset(f"{parts[5]},{own.rpartition(' ')[2]}".split(","))
         if parts[2] == number:
-            return kind
+            return Mount(kind, options)
         point = _ESCAPE.sub(lambda code: chr(int(code[1], 8)), parts[4]).rstrip("/")
         if len(point) >= best_length and (path == point or path.startswith(f"{point}/")):
-            best, best_length = kind, len(point)
+            best, best_length = Mount(kind, options), len(point)
     return best
 
 

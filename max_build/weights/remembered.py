@@ -10,22 +10,43 @@ import contextlib
 import hashlib
 import mmap
 import os
-import tempfile
 import time
 from typing import TYPE_CHECKING
 
 from max_build.weights import index
+from max_build.weights.pages import identity
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from max_build.weights.header import Header
     from max_build.weights.pages import File
 
-__all__ = ["Remembered"]
+__all__ = ["Remembered", "default_folder"]
 
 #: A file changed in the last seconds may change again without its stamp showing it.
 _RACY = 2.0
 #: Shorter headers are parsed sooner than an index is found.
 _WORTH = 64 << 10
+#: Files kept, two for each header; those used longest ago go first.
+_MOST = 128
+
+
+def default_folder(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the folder for indexes in the local cache's directory; None if there is none.
+
+    The directory is the one of `MAX_BUILD_CACHE_DIR`, else of XDG and HOME, and only if it is
+    already there and nobody else may write to it. No settings file is read for it: that would
+    take longer than an index saves.
+    """
+    base = environ.get("XDG_CACHE_HOME") or os.path.join(environ.get("HOME", ""), ".cache")
+    root = environ.get("MAX_BUILD_CACHE_DIR") or os.path.join(base, "max-build")
+    try:
+        status = os.stat(root)
+    except OSError:
+        return None
+    own = os.path.isabs(root) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return os.path.join(root, "weights") if own else None
 
 
 class Remembered:
@@ -57,14 +78,18 @@ class Remembered:
 
     def put(self, file: File, header: Header) -> None:
         """Remember `header`, which was read from `file`."""
-        if header.data_start < _WORTH or not (name := _stamp(file)):
+        if header.data_start < _WORTH:
             return
         # What precedes the JSON text is its length, which the text's own length says again.
         start = 8 if header.format == "safetensors" else 0
         raw = file.read(start, min(header.data_start, file.size) - start)
         digest = index.digest(raw, file.size)
+        if not (name := _stamp(file)):
+            return
+        import tempfile  # not on the way of a load that finds its index
+
         with contextlib.suppress(OSError):
-            os.makedirs(self._folder, exist_ok=True)
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as stream:
@@ -74,11 +99,14 @@ class Remembered:
                 os.unlink(temporary)
                 raise
             self._link(digest, name)
+            self._prune()
 
     def _load(self, name: str, file: File) -> Header | None:
         try:
             with open(os.path.join(self._folder, name), "rb") as stream:
                 data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+                with contextlib.suppress(OSError):
+                    os.utime(stream.fileno())
         except (OSError, ValueError):
             return None
         return index.decode(memoryview(data), file)
@@ -90,10 +118,21 @@ class Remembered:
                 os.unlink(target)
             os.link(os.path.join(self._folder, digest), target)
 
+    def _prune(self) -> None:
+        with os.scandir(self._folder) as found:
+            files = sorted(found, key=lambda entry: entry.stat().st_mtime)
+        for entry in files[: max(0, len(files) - _MOST)]:
+            os.unlink(entry.path)
+
 
 def _stamp(file: File) -> str:
-    """Return a name for the file as it is now; nothing if a change may yet go unseen."""
+    """Return a name for the file as it was since it was opened.
+
+    Nothing if it has changed meanwhile, or may change without its stamp showing it.
+    """
     status = os.fstat(file.descriptor)
+    if identity(status) != file.identity:
+        return ""
     if time.time() - max(status.st_mtime, status.st_ctime) <= _RACY:
         return ""
     stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)

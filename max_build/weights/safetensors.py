@@ -157,11 +157,11 @@ def _quick(header: bytearray, data_size: int) -> _Found | None:
     at = 0
     if match := _LEADING_METADATA.match(header):
         try:
-            metadata = json.loads(match[1], object_pairs_hook=_unique)
+            metadata = json.loads(match[1].decode(), object_pairs_hook=_unique)
         except ValueError:
             return None
         at = match.start(2)
-        if match[2] == b"}":
+        if match[2] == b"}" or b"\\u" in match[1]:
             return None
     if header.find(b"\\", at) >= 0:
         return None
@@ -207,6 +207,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _refuse_constant(text: str) -> NoReturn:
     message = f"{text} is not JSON"
     raise ValueError(message)
@@ -228,6 +236,9 @@ def _careful(header: bytearray, path: str, data_size: int) -> _Found:
     metadata = found.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         message = f"{where}: `{_METADATA}` must map text to text"
+        raise WeightsError(message)
+    if not all(_encodable(text) for pair in metadata.items() for text in pair):
+        message = f"{where}: `{_METADATA}` has half a surrogate pair, which is no text"
         raise WeightsError(message)
     infos: dict[str, _Info] = {}
     sizes = _Sizes()

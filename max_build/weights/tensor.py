@@ -158,7 +158,7 @@ class Tensor:
     def dequantize(self) -> Array:
         """Return the values as a new `float32` array of `shape`.
 
-        Quantised types are decoded by the `gguf` package; floating types are widened.
+        Quantised types are decoded as the `gguf` package does it; floating types are widened.
 
         Raises
         ------

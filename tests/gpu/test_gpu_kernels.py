@@ -146,6 +146,5 @@ def test_loading_takes_milliseconds(shipped: Load, stream: Any, note: Note) -> N
     folder = shipped("reduce")
     started = time.perf_counter()
     kernels = load_kernels(folder, "reduce")
-    for name in kernels:
-        assert kernels[name] is not None
-    note("load and look up 3 kernels", f"{1000 * (time.perf_counter() - started):.1f} ms")
+    kernels.warm()
+    note("load 3 kernels into the device", f"{1000 * (time.perf_counter() - started):.1f} ms")

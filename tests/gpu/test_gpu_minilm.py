@@ -21,7 +21,7 @@ EMBED = """
 import sys
 import numpy as np
 import max_build
-model = max_build.load(sys.argv[1], "encoder", device=sys.argv[2])
+model = max_build.load(sys.argv[1], "encoder", device=sys.argv[2], warm=True)
 ids = np.array([[101, 7592, 2088, 102], [101, 7592, 102, 0]], np.int64)
 (out,) = model(ids, (ids != 0).astype(np.int64))
 np.save(sys.argv[3], out.to_numpy())

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -54,6 +56,34 @@ def test_the_wheel_alone_is_enough(site: Path, weights: Path) -> None:
     np.testing.assert_array_equal(out.to_numpy(), X * np.array([1, 2, 3, 4]) + BIAS)
     assert model.target == "cpu"
     assert "input0: float32['n', 4]" in repr(model)
+
+
+def test_a_warm_model_gives_the_same(site: Path, weights: Path) -> None:
+    for warm in (True, {"n": 3}):
+        model = max_build.load("toy", weights=weights, device="cpu", warm=warm)
+        np.testing.assert_array_equal(model(X)[0].to_numpy(), X * np.array([1, 2, 3, 4]) + BIAS)
+    model.warm({"n": 7})
+
+
+def test_a_model_that_cannot_be_warmed_says_why(site: Path, weights: Path) -> None:
+    with pytest.raises(LoadError, match="`affine` has no dynamic dimension `m`; it has `n`"):
+        max_build.load("toy", weights=weights, device="cpu", warm={"m": 3})
+
+
+def test_long_headers_of_weights_are_remembered_in_the_cache(
+    site: Path, weights: Path, tmp_path: Path
+) -> None:
+    many = {f"spare.{n}": np.zeros(1, np.float32) for n in range(2000)}
+    save_file({"bias": BIAS, **many}, weights)
+    os.utime(weights, (1, 1))
+    time.sleep(2.1)  # until its stamp can be believed
+    max_build.load("toy", weights=weights, device="cpu")
+    assert not (tmp_path / "empty").exists(), "a cache was made for it"
+    (tmp_path / "empty").mkdir(mode=0o700)
+    for _ in range(2):
+        model = max_build.load("toy", weights=weights, device="cpu")
+        np.testing.assert_array_equal(model(X)[0].to_numpy(), X * np.array([1, 2, 3, 4]) + BIAS)
+        assert len(list((tmp_path / "empty" / "weights").iterdir())) == 2
 
 
 def test_several_models_of_one_artifact_with_other_weights(site: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from max_build.errors import LoadError
 from max_build.key import Components, key_of
-from max_build.record import Blob, Record
+from max_build.record import Blob, Record, Tensor
 from max_build.runtime.select import Machine, choose
 
 HOPPER = Machine(cuda=((9, 0),))
@@ -71,3 +71,55 @@ def test_every_refusal_is_told() -> None:
 def test_a_gpu_that_is_not_there() -> None:
     with pytest.raises(LoadError, match="device `gpu:2` is not there: this machine has 2 GPUs"):
         choose("u", records("sm_80"), TWO, "gpu:2")
+
+
+def on_gpus(count: int) -> dict[str, Record]:
+    """A graph that has a weight on each of so many GPUs."""
+    weights = tuple(
+        Tensor(name=f"w{n}", dtype="float32", shape=(1,), device=f"gpu:{n}") for n in range(count)
+    )
+    (record,) = records("sm_80").values()
+    return {"sm_80": msgspec.structs.replace(record, weights=weights)}
+
+
+FOUR = Machine(cuda=((8, 0),) * 4)
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "ordinals"),
+    [
+        (1, "auto", (0,)),
+        (2, "auto", (0, 1)),
+        (2, "gpu:2", (2, 3)),
+        (3, ["gpu:3", "gpu:0", "gpu:2"], (3, 0, 2)),
+        (2, ["gpu:3", "gpu:0", "gpu:2"], (3, 0)),
+        (1, ["gpu:1"], (1,)),
+    ],
+)
+def test_a_graph_on_several_gpus_gets_as_many(
+    count: int, device: str | list[str], ordinals: tuple[int, ...]
+) -> None:
+    assert choose("u", on_gpus(count), FOUR, device).ordinals == ordinals
+
+
+def test_a_graph_on_the_cpu_has_no_gpu() -> None:
+    assert choose("u", records("cpu"), FOUR).ordinals == ()
+
+
+def test_too_few_gpus_are_told() -> None:
+    with pytest.raises(LoadError, match="runs on 3 GPUs at once, and there are 1 from `gpu:3`"):
+        choose("u", on_gpus(3), FOUR, "gpu:3")
+    with pytest.raises(LoadError, match="runs on 3 GPUs at once, and there are 2 from `gpu:2`"):
+        choose("u", on_gpus(3), FOUR, ["gpu:2", "gpu:1"])
+
+
+def test_every_gpu_has_to_run_the_artifact() -> None:
+    mixed = Machine(cuda=((8, 0), (7, 5)))
+    with pytest.raises(LoadError, match="`sm_80`: "):
+        choose("u", on_gpus(2), mixed)
+
+
+@pytest.mark.parametrize("device", [[], ["gpu:1", "gpu:1"], ["cpu", "gpu:0"]])
+def test_a_list_names_different_gpus(device: list[str]) -> None:
+    with pytest.raises(LoadError, match="several devices must be different GPUs"):
+        choose("u", on_gpus(2), FOUR, device)

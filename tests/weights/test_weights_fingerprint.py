@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -281,3 +282,47 @@ def test_a_damaged_memo_is_no_memo(settled: None, tmp_path: Path) -> None:
         assert same(first, open_weights(path, memo=memo))
     (tmp_path / "file").touch()
     assert same(first, open_weights(path, memo=tmp_path / "file"))
+
+
+def test_a_file_that_changed_since_it_was_opened_is_not_remembered(
+    settled: None, tmp_path: Path
+) -> None:
+    path, memo = many(tmp_path / "x"), tmp_path / "memo"
+    (shard,) = open_weights(path).shards
+    content = path.read_bytes().replace(b"layers.7.weight", b"layers.7.weighs")
+    path.write_bytes(content)
+    remembered.Remembered(str(memo)).put(shard.file, shard.header)
+    assert not memo.exists()
+
+
+def test_the_oldest_are_forgotten(
+    settled: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "_MOST", 4)
+    memo = tmp_path / "memo"
+    paths = [many(tmp_path / f"{n}", 2000 + n) for n in range(3)]
+    for path in paths:
+        open_weights(path, memo=memo)
+        os.utime(path)  # another stamp: the header alone is known from here on
+    assert len(list(memo.iterdir())) == 4
+    known = [
+        type(open_weights(path, memo=memo).shards[0].header.entries) is index._Entries
+        for path in reversed(paths)
+    ]
+    assert known == [True, True, False]
+
+
+def test_the_folder_is_in_the_cache_and_nobody_elses(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    named = {"MAX_BUILD_CACHE_DIR": str(root)}
+    assert remembered.default_folder(named) is None
+    root.mkdir(mode=0o700)
+    assert remembered.default_folder(named) == str(root / "weights")
+    root.chmod(0o770)
+    assert remembered.default_folder(named) is None
+    (tmp_path / "max-build").mkdir(mode=0o700)
+    assert remembered.default_folder({"XDG_CACHE_HOME": str(tmp_path)}) == str(
+        tmp_path / "max-build" / "weights"
+    )
+    assert remembered.default_folder({"HOME": str(tmp_path)}) is None
+    assert remembered.default_folder({"MAX_BUILD_CACHE_DIR": "relative"}) is None

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from weights_files import BITS, Gguf, entry, payload, safetensors
 
-from max_build.weights import Weights, open_weights
-from max_build.weights.device import device_buffers, host_buffers
+from max_build.weights import Tensor, Weights, open_weights
+from max_build.weights.device import deliver, device_buffers, host_buffers
 
 driver = pytest.importorskip("max.driver")
 SHAPE = [2, 4]
@@ -88,8 +88,9 @@ def test_delivery_by_the_plan_gives_the_same(weights: Weights) -> None:
 
     wanted = known(weights)
     wanted["tied"] = wanted["F32"]
-    buffers, streamed = device_buffers(wanted, driver.CPU())
-    assert streamed.nbytes == sum(t.nbytes for t in known(weights).values())
+    seen: list[tuple[int, int]] = []
+    buffers = device_buffers(wanted, driver.CPU(), lambda *step: seen.append(step))
+    assert seen[-1][0] == seen[-1][1] >= sum(t.nbytes for t in known(weights).values())
     assert buffers["tied"]._data_ptr() == buffers["F32"]._data_ptr()
     for name, buffer in buffers.items():
         tensor = wanted[name]
@@ -98,6 +99,23 @@ def test_delivery_by_the_plan_gives_the_same(weights: Weights) -> None:
         if tensor.nbytes:
             raw = buffer.view(DType.uint8, [tensor.nbytes]).to_numpy()
             assert raw.tobytes() == tensor.tobytes()
+
+
+def test_each_device_of_a_graph_gets_its_own(weights: Weights) -> None:
+    """With MAX's CPU in the place of both."""
+    names = ["F32", "I64", "empty", "U8"]
+    places = dict(zip(names, ["gpu:1", "cpu", "gpu:0", "gpu:1"], strict=True))
+    devices = dict.fromkeys(["cpu", "gpu:0", "gpu:1"], driver.CPU())
+    found = deliver({name: weights[name] for name in names}, places, devices)
+    assert sorted(found) == sorted(names)
+    for name in names:
+        assert found[name].to_numpy().tobytes() == weights[name].tobytes()
+    aliased = {n for n in ("F32", "I64", "U8") if found[n]._data_ptr() == address(weights[n])}
+    assert aliased == {"I64"}
+
+
+def address(tensor: Tensor) -> int:
+    return tensor.writable().ctypes.data
 
 
 def test_quantised_blocks_are_bytes_to_max(tmp_path: Path) -> None:

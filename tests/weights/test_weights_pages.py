@@ -332,7 +332,7 @@ MOUNTS = """\
     ],
 )
 def test_the_filesystem_decides(path: str, device: int, kind: str, how: str) -> None:
-    assert policy.filesystem(MOUNTS, device, path) == kind
+    assert policy.mount(MOUNTS, device, path).kind == kind
     assert policy.access_for("auto", kind).how == how
     assert policy.access_for("map", kind).how == "map"
     assert policy.access_for("read", kind).how == "read"
