@@ -494,7 +494,11 @@ def _same_names(units: Sequence[Unit], problems: list[str]) -> None:
 def _python_path(root: Path, declared: Sequence[str]) -> tuple[str, ...]:
     if declared:
         return tuple(str(root / one) for one in declared)
-    return tuple(str(root / one) for one in ("src", ".") if (root / one).is_dir())
+    try:
+        return tuple(str(root / one) for one in ("src", ".") if (root / one).is_dir())
+    except OSError as error:
+        message = f"`{root}` cannot be looked at: {error.strerror}"
+        raise ConfigError(message) from error
 
 
 def _cache(values: Mapping[str, Any], root: Path) -> CacheSettings:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["KEY_SCHEMA", "Components", "canonical", "changes", "digest", "key_of"]
+__all__ = ["KEY_SCHEMA", "Components", "canonical", "changes", "digest", "key_of", "parsed"]
+
+T = TypeVar("T")
 
 KEY_SCHEMA = 1
 """Raised whenever the meaning of a component changes; it is the first thing hashed."""
@@ -61,6 +63,21 @@ def canonical(value: Any) -> bytes:
     booleans, which is all that keys, records, recipes and manifests hold.
     """
     return msgspec.json.encode(value, order="sorted")
+
+
+def parsed(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Decode JSON that may have come from anywhere.
+
+    Raises
+    ------
+    ValueError
+        Whatever is wrong with it, be it that it nests deeper than the stack.
+    """
+    try:
+        return decoder.decode(data)
+    except RecursionError:
+        message = "JSON nests too deeply"
+        raise ValueError(message) from None
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from max_build.errors import LoadError
-from max_build.key import canonical
+from max_build.key import canonical, parsed
 from max_build.record import Blob, Record
 
 __all__ = [
@@ -142,17 +142,21 @@ def decode(data: bytes, where: str) -> Manifest:
         If it is damaged or of another schema.
     """
     try:
-        schema = msgspec.json.decode(data, type=_Versioned).schema
+        schema = parsed(data, _VERSIONED).schema
         if schema != MANIFEST_SCHEMA:
             message = f"`{where}` has schema {schema}, this max-build reads {MANIFEST_SCHEMA}"
             raise LoadError(
                 message, hint="build the wheel again, or install the max-build it names"
             )
-        return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+        return parsed(data, _DECODER)
+    except ValueError as error:
         message = f"`{where}` is damaged: {error}"
         raise LoadError(message, hint="install the wheel again") from error
 
 
 class _Versioned(msgspec.Struct):
     schema: int
+
+
+_VERSIONED = msgspec.json.Decoder(_Versioned)
+_DECODER = msgspec.json.Decoder(Manifest)

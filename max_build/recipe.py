@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
-from max_build.key import Components, canonical, digest, key_of
+from max_build.key import Components, canonical, digest, key_of, parsed
 
 if TYPE_CHECKING:
     from max_build.config import Unit
@@ -162,8 +162,8 @@ def encode(recipe: Recipe) -> bytes:
 def decode(data: bytes) -> Recipe | None:
     """Read a recipe back; None if it is not one, of another schema, or not of its own key."""
     try:
-        recipe = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        recipe = parsed(data, _DECODER)
+    except ValueError:
         return None
     if recipe.schema != RECIPE_SCHEMA or recipe.key != key_of(recipe.components):
         return None
@@ -279,10 +279,9 @@ def _shadowed(directory: str, before: tuple[str, ...], after: tuple[str, ...]) -
 
 
 def _changed_distribution(recipe: Recipe, now: Surroundings) -> str:
-    given = _given(recipe, now)
     for name, used in recipe.distributions.items():
         found = now.identity(name)
-        if found == used.identity or (not found and name in given):
+        if found == used.identity or (not found and name in _given(recipe, now)):
             continue
         before, after = version_of(used.identity), version_of(found)
         if not used.identity:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from max_build.key import Components, canonical, key_of
+from max_build.key import Components, canonical, key_of, parsed
 
 __all__ = ["RECORD_SCHEMA", "Blob", "Kernel", "Record", "Role", "Tensor", "decode", "encode"]
 
@@ -22,8 +22,8 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     """One output: immutable bytes, named by the SHA-256 (hex) of them, raw, uncompressed."""
 
     role: Role
-    digest: str
-    size: int
+    digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a path is made of it
+    size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +113,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return next((blob for blob in self.blobs if blob.role == role), None)
 
 
+_DECODER = msgspec.json.Decoder(Record)
+
+
 def encode(record: Record) -> bytes:
     """The record as canonical JSON."""
     return canonical(record)
@@ -130,8 +133,8 @@ def decode(data: bytes, key: str) -> Record:
         If the bytes are not a record of this schema, or not of this key.
     """
     try:
-        record = msgspec.json.decode(data, type=Record)
-    except msgspec.DecodeError as error:
+        record = parsed(data, _DECODER)
+    except ValueError as error:
         message = f"record is not readable: {error}"
         raise ValueError(message) from error
     if record.schema != RECORD_SCHEMA:

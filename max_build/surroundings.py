@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import stat
@@ -40,30 +41,43 @@ def candidates_in(names: frozenset[str], module: str) -> tuple[str, ...]:
     return tuple(sorted(name for suffix in _SUFFIXES if (name := module + suffix) in names))
 
 
+# What these say is certain. Any other error, such as a server's that does not answer, leaves open
+# what is there; a recipe must not rest on it, so the functions below raise it.
+_NOTHING = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+
+
+def _look(path: str, *, follow: bool = True) -> os.stat_result | None:
+    """What is at a path; None if nothing is."""
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except OSError as error:
+        if error.errno not in _NOTHING:
+            raise
+        return None
+
+
 def kind_of(path: str) -> Kind:
     """What is at a path."""
-    if os.path.isdir(path):
-        return "directory"
-    if os.path.exists(path):
-        return "file"
-    return "dangling link" if os.path.islink(path) else "absent"
+    found = _look(path)
+    if found is not None:
+        return "directory" if stat.S_ISDIR(found.st_mode) else "file"
+    return "absent" if _look(path, follow=False) is None else "dangling link"
 
 
 def link_of(path: str) -> str:
     """`digest_of_value` of where a symbolic link points; empty if it is none."""
     try:
         return digest_of_value(os.readlink(path))
-    except OSError:
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, *_NOTHING}:
+            raise
         return ""
 
 
 def size_of(path: str) -> int:
     """Bytes of a regular file; -1 if it is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return -1
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+    found = _look(path)
+    return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else -1
 
 
 def listing_of(path: str) -> str:
@@ -75,16 +89,20 @@ def listing_of(path: str) -> str:
                 for one in entries
                 if one.name != "__pycache__"
             )
-    except OSError:
+    except OSError as error:
+        if error.errno not in _NOTHING:
+            raise
         return ""
     return digest(canonical([os.fsencode(name).hex() for name in names]))
 
 
 def names_in(path: str) -> frozenset[str]:
-    """A directory's names; none if it cannot be listed."""
+    """A directory's names; none if there is no directory, or, as for an import, it is not ours."""
     try:
         return frozenset(os.listdir(path))
-    except OSError:
+    except OSError as error:
+        if error.errno not in {errno.EACCES, *_NOTHING}:
+            raise
         return frozenset()
 
 
@@ -92,14 +110,20 @@ def is_site(directory: str) -> bool:
     """Whether a directory of `sys.path` belongs to the interpreter or to an installer."""
     if os.path.basename(directory) in {"site-packages", "dist-packages"}:
         return True
-    paths = sysconfig.get_paths()
-    own = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    own = _own()
     if directory in own or os.path.dirname(directory) in own:  # lib-dynload
         return True
     try:
         return any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(directory))
     except OSError:
         return False
+
+
+@functools.cache
+def _own() -> frozenset[str]:
+    """The interpreter's own directories."""
+    paths = sysconfig.get_paths()
+    return frozenset(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class Here:

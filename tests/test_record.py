@@ -9,7 +9,10 @@ from max_build.record import Blob, Record, decode, encode
 COMPONENTS = Components(compiler={"c": "1"}, target="cpu", sources={"ir": "aa"})
 KEY = key_of(COMPONENTS)
 RECORD = Record(
-    key=KEY, unit="encoder", components=COMPONENTS, blobs=(Blob(role="mef", digest="bb", size=1),)
+    key=KEY,
+    unit="encoder",
+    components=COMPONENTS,
+    blobs=(Blob(role="mef", digest="b" * 64, size=1),),
 )
 
 

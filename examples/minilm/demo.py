@@ -29,7 +29,8 @@ SENTENCES = [
 ]
 
 # Each program prints the wall time from its own start (as the kernel noted it) to the first
-# embedding, and leaves without destructors, as a process that compiled with MAX has to.
+# embedding and the most memory it had resident, and leaves without destructors, as a process that
+# compiled with MAX has to.
 CLOCK = """
 import json, os, sys, time
 ticks = int(open("/proc/self/stat").read().rsplit(")", 1)[1].split()[19])
@@ -37,7 +38,10 @@ start = ticks / os.sysconf("SC_CLK_TCK")
 sentences = json.loads(sys.argv[1])
 def done(vectors):
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - start
-    print(json.dumps({"seconds": seconds, "vectors": vectors.tolist()}), flush=True)
+    status = open("/proc/self/status").read()
+    peak = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    told = {"seconds": seconds, "peak_mb": peak, "vectors": vectors.tolist()}
+    print(json.dumps(told), flush=True)
     os._exit(0)
 """
 FROM_WHEEL = f"{CLOCK}\nfrom minilm.encoder import Encoder\ndone(Encoder().encode(sentences))\n"
@@ -80,8 +84,7 @@ def demonstrate(work: Path, runs: int) -> int:
     }
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     repo = work / "minilm"
-    ignored = shutil.ignore_patterns("dist", "__pycache__", ".*")
-    shutil.copytree(HERE, repo, ignore=ignored)
+    copy(repo)
 
     say("building minilm with an empty cache: MAX compiles a 6-layer encoder, some minutes")
     cold = build(repo, environment)
@@ -105,13 +108,14 @@ def demonstrate(work: Path, runs: int) -> int:
     warm = statistics.median(run["seconds"] for run in warm_runs)
     ours = statistics.median(run["seconds"] for run in wheel_runs)
     show_table(cold, second, ours, warm, no_cache["seconds"], runs)
-    worst = max(
-        abs(a - b)
-        for one, other in zip(vectors, no_cache["vectors"], strict=True)
-        for a, b in zip(one, other, strict=True)
-    )
+    worst = difference(vectors, no_cache["vectors"])
     print(f"\nlargest difference between the wheel's embeddings and MAX's own: {worst:.1e}")
     return 0 if worst < 1e-5 else 1
+
+
+def copy(repo: Path) -> None:
+    """Copy this repo, without what a build left in it."""
+    shutil.copytree(HERE, repo, ignore=shutil.ignore_patterns("dist", "__pycache__", ".*"))
 
 
 def build(repo: Path, environment: dict[str, str]) -> float:
@@ -144,12 +148,18 @@ def run(*command: object) -> None:
 
 
 def embed(python: Path, program: str, environment: dict[str, str]) -> dict[str, object]:
-    """Run one of the programs in the clean environment; seconds and vectors."""
+    """Run one of the programs; seconds, peak memory and vectors."""
     command = [str(python), "-c", program, json.dumps(SENTENCES)]
     result = subprocess.run(
         command, env=environment, text=True, stdout=subprocess.PIPE, check=True, cwd="/"
     )
     return json.loads(result.stdout)
+
+
+def difference(one: list[list[float]], other: list[list[float]]) -> float:
+    """The largest difference between two lists of embeddings."""
+    rows = zip(one, other, strict=True)
+    return max(abs(a - b) for row, its in rows for a, b in zip(row, its, strict=True))
 
 
 def show_similarity(vectors: list[list[float]]) -> None:

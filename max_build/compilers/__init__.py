@@ -39,6 +39,10 @@ class Memory(Protocol):
         """The value last set, or None."""
         ...
 
+    def under(self, namespace: str, prefix: str) -> dict[str, bytes]:
+        """The values of the keys that begin with `prefix`, by key, for the cost of one."""
+        ...
+
     def set(self, namespace: str, key: str, value: bytes) -> None:
         """Remember a value."""
         ...
@@ -206,7 +210,7 @@ def get(name: str) -> Compiler:
     if name in _OWN:
         point = metadata.EntryPoint(name, _OWN[name], GROUP)
     else:
-        found = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+        found = [point for point in _installed() if point.name == name]
         if not found:
             message = f"no compiler `{name}`; there are {', '.join(f'`{one}`' for one in names())}"
             raise ToolchainError(message, hint="install the distribution that provides it")
@@ -226,4 +230,12 @@ def takes(adapter: Compiler, kind: Literal["graph", "kernel"]) -> bool:
 
 def names() -> tuple[str, ...]:
     """Every adapter that is installed, sorted."""
-    return tuple(sorted({*_OWN, *(point.name for point in metadata.entry_points(group=GROUP))}))
+    return tuple(sorted({*_OWN, *(point.name for point in _installed())}))
+
+
+def _installed() -> metadata.EntryPoints:
+    try:
+        return metadata.entry_points(group=GROUP)
+    except OSError as error:
+        message = f"what compilers are installed cannot be read: {error}"
+        raise ToolchainError(message) from error

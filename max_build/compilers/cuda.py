@@ -8,16 +8,17 @@ lies, and not kept.
 from __future__ import annotations
 
 import os
-import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
+from max_build.compilers.cuda_libraries import NVRTC
 from max_build.compilers.cuda_options import CudaOptions
 from max_build.compilers.elf import check_cubin
-from max_build.compilers.includes import Closure, Disk, Layout
+from max_build.compilers.includes import SOURCE_ROOT, Closure, Disk, Layout
 from max_build.compilers.notes import Notes
 from max_build.compilers.tree import CANONICAL, materialise
 from max_build.errors import CompileError
@@ -73,10 +74,9 @@ class CudaCompiler(SourceCompiler):
         """Hash the source and its headers; runs in the build process and loads no compiler."""
         declared = job.unit.declared
         options = cuda_options.decode(declared["options"])
-        layout = Layout.of(str(job.root), declared["include-dirs"])
         notes = self.notes_of(job.memory)
-        compiler = nvrtc.build_id(notes.stats)
-        closure = notes.closure(posixpath.join(str(job.root.resolve()), declared["source"]), layout)
+        compiler = notes.build_id(NVRTC)
+        closure, layout = notes.closure(str(job.root), declared["source"], declared["include-dirs"])
         notes.save()
         # What the compiler can tell from the bytes: their names, and which are one file.
         files = {
@@ -98,7 +98,7 @@ class CudaCompiler(SourceCompiler):
         )
         return Derivation(
             components,
-            uncacheable="; ".join(closure.problems[:3]),
+            uncacheable="; ".join(_as_written(one) for one in closure.problems[:3]),
             state=_State(options, layout, closure),
         )
 
@@ -159,6 +159,11 @@ def _in_tree(job: Job, state: _State) -> Product:
         except CompileError as error:
             message = _where_it_lies(error.message, job, state.layout)
             raise CompileError(message, hint=error.hint) from error
+
+
+def _as_written(problem: str) -> str:
+    """A closure's problem with the project's files as the project names them."""
+    return re.sub(rf"(^|`){SOURCE_ROOT}/", r"\1", problem)
 
 
 def _size(path: str) -> int:

@@ -56,9 +56,10 @@ class Library:
         return self._wheel() or self.load()
 
     def build_id(self, memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> str:
-        """The full build: version, change list, and a digest of every file of it.
+        """The full build, such as `nvrtc 12.9.86 CL-36037853 sha256:…` (of every file of it).
 
-        The version alone would not do: NVRTC 12.9.41 and 12.9.86 both call themselves 12.9.
+        With a memo it takes a fraction of a millisecond, and it loads nothing. The version alone
+        would not do: NVRTC 12.9.41 and 12.9.86 both call themselves 12.9.
 
         Parameters
         ----------

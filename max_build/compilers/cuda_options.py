@@ -140,6 +140,9 @@ class CudaOptions:
         )
 
 
+_PLAIN: Final = CudaOptions()
+
+
 def decode(
     options: Mapping[str, Any], where: str = "options", names: Sequence[str] = NAMES
 ) -> CudaOptions:
@@ -159,6 +162,8 @@ def decode(
     ConfigError
         Some options are wrong; every one is listed.
     """
+    if not options:
+        return _PLAIN  # as most units, of which there may be thousands
     wrong = [f"`{where}.{name}` {reason}" for name, reason in problems(options, names)]
     if wrong:
         raise ConfigError("\n".join(wrong))

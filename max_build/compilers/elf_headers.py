@@ -33,7 +33,9 @@ DYNAMIC_SYMBOLS: Final = 11
 
 HEADER_SIZE: Final = 64
 
-_NOBITS: Final = 8
+_BARE: Final = (0, 8)
+"""Kinds of section without bytes in the file, whatever their offset says: unused, and NOBITS."""
+
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION: Final = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT: Final = struct.Struct("<IIQQQQQQ")
@@ -117,7 +119,7 @@ class Elf:
             )
         ]
         for index, section in enumerate(self.sections):
-            if section.kind not in (0, _NOBITS):
+            if section.kind not in _BARE:
                 stop = self._inside(f"section {index}", section.offset, section.size)
                 self.extent = max(self.extent, stop)
         for index in range(phnum):
@@ -125,8 +127,9 @@ class Elf:
                 data, base + phoff + index * _SEGMENT.size
             )
             self.extent = max(self.extent, self._inside(f"segment {index}", offset, filesz))
-        # Names may share bytes, so a damaged table could spell one long name a thousand times.
-        self._name_budget = 8 * self.extent + _LONGEST_NAME
+        # Names and sections may share bytes: a damaged table could have one long name spelled, or
+        # one long section read, a thousand times.
+        self._budget = 8 * self.extent + _LONGEST_NAME
 
     def _inside(self, what: str, offset: int, size: int) -> int:
         if offset + size > self.limit:
@@ -137,10 +140,17 @@ class Elf:
             raise DamagedError(message)
         return offset + size
 
+    def _spend(self, size: int, what: str) -> None:
+        self._budget -= size
+        if self._budget < 0:
+            message = f"is damaged: more {what} than it has bytes for"
+            raise DamagedError(message)
+
     def content(self, section: Section) -> bytes:
         """The bytes of a section in the file."""
-        if section.kind == _NOBITS:
+        if section.kind in _BARE:
             return b""
+        self._spend(section.size, "sections")
         start = self.base + section.offset
         return bytes(self.data[start : start + section.size])
 
@@ -153,13 +163,10 @@ class Elf:
         start = self.base + strings.offset + offset
         stop = self.base + strings.offset + strings.size
         end = self.data.find(b"\0", start, min(stop, start + _LONGEST_NAME))
-        if strings.kind == _NOBITS or not start <= end < stop:
+        if strings.kind in _BARE or not start <= end < stop:
             message = f"is damaged: no name at byte {offset} of string table {table}"
             raise DamagedError(message)
-        self._name_budget -= end - start
-        if self._name_budget < 0:
-            message = "is damaged: more names than it has bytes for"
-            raise DamagedError(message)
+        self._spend(end - start, "names")
         return str(self.data[start:end], "utf-8", "backslashreplace")
 
     def section_names(self) -> list[str]:

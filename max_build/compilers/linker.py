@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from max_build.compilers.cuda_libraries import NVJITLINK
-from max_build.compilers.files import Stat
 from max_build.errors import CompileError
 
-__all__ = ["Linked", "Ptx", "build_id", "link_cubin", "read_ptx"]
+__all__ = ["Linked", "Ptx", "link_cubin", "read_ptx"]
 
 _COMMENT: Final = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _VERSION: Final = re.compile(rb"^\s*\.version\s+(\d+)\.(\d+)\s", re.MULTILINE)
@@ -57,11 +56,6 @@ def read_ptx(ptx: bytes, name: str) -> Ptx:
         target=target[1].decode(),
         entry_points=tuple(sorted({entry.decode() for entry in _ENTRY.findall(text)})),
     )
-
-
-def build_id(memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> str:
-    """The full build of nvJitLink; see `cuda_libraries.Library.build_id`."""
-    return NVJITLINK.build_id(memo)
 
 
 def link_cubin(ptx: bytes, name: str, arch: str, args: Sequence[str] = ()) -> Linked:

@@ -6,7 +6,10 @@ all costs time alone.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import os
+import posixpath
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,6 +20,7 @@ from max_build.key import canonical, digest
 
 if TYPE_CHECKING:
     from max_build.compilers import Memory
+    from max_build.compilers.cuda_libraries import Library
 
 __all__ = ["Notes"]
 
@@ -25,6 +29,15 @@ _MOST = 50_000  # entries of one kind; more of them are old ones
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a project and its include directories lie, and what its closures are kept under."""
+
+    project: str
+    layout: Layout
+    name: str
 
 
 class Notes:
@@ -41,19 +54,32 @@ class Notes:
         self.stats = self._read("stats", dict[str, tuple[Stat, str]])
         self._scans: _Noted[str, Scan] | None = None
         self._closures: dict[str, Closure] = {}
+        self._texts: dict[str, bytes] = {}
+        self._builds: dict[str, str] = {}
+        self._places: dict[tuple[str, tuple[str, ...]], _Place] = {}
 
-    def closure(self, source: str, layout: Layout) -> Closure:
-        """The closure of a source as its files are now; see `includes.resolve`."""
+    def build_id(self, library: Library) -> str:
+        """Which build of a library it is; looked at once, as one build of units has one of it."""
+        if library.name not in self._builds:
+            self._builds[library.name] = library.build_id(self.stats)
+        return self._builds[library.name]
+
+    def closure(
+        self, project: str, source: str, include_dirs: Sequence[str]
+    ) -> tuple[Closure, Layout]:
+        """The closure of a source of a project as its files are now; see `includes.resolve`."""
+        place = self._place(project, tuple(include_dirs))
+        path = posixpath.join(place.project, source)
+        name = place.name + path
         disk = Disk(self.stats)
-        name = digest(canonical([source, sorted(layout.roots.items()), layout.include_dirs]))
         known = self._closures.get(name) or self._remembered(name)
-        if known is None or changed(known, layout, disk):
+        if known is None or changed(known, place.layout, disk):
             if self._scans is None:
                 self._scans = self._read("scans", dict[str, Scan])
-            known = resolve(source, layout, disk, scans=self._scans)
-            self._write(f"closure:{name}", known)
+            known = resolve(path, place.layout, disk, scans=self._scans)
+            self._write(name, known)
         self._closures[name] = known
-        return known
+        return known, place.layout
 
     def save(self) -> None:
         """Keep what is new."""
@@ -62,22 +88,32 @@ class Notes:
                 self._write(name, noted if len(noted) < _MOST else {})
                 noted.new = False
 
+    def _place(self, project: str, include_dirs: tuple[str, ...]) -> _Place:
+        """Looked at once, with all closures of the place: most builds ask for every one."""
+        found = self._places.get((project, include_dirs))
+        if found is None:
+            layout = Layout.of(project, include_dirs)
+            name = digest(canonical([sorted(layout.roots.items()), layout.include_dirs]))
+            found = _Place(os.path.realpath(project), layout, f"closure:{name}:")
+            self._places[project, include_dirs] = found
+            if self._memory:
+                start = f"{SCAN_VERSION}:{found.name}"
+                self._texts.update(self._memory.under(_NAMESPACE, start))
+        return found
+
     def _remembered(self, name: str) -> Closure | None:
-        data = self._get(f"closure:{name}")
+        data = self._texts.pop(f"{SCAN_VERSION}:{name}", None)
         try:
             return msgspec.json.decode(data, type=Closure) if data else None
         except msgspec.DecodeError:
             return None
 
     def _read(self, name: str, kind: type[dict[Key, Value]]) -> _Noted[Key, Value]:
-        data = self._get(name)
+        data = self._memory.get(_NAMESPACE, f"{SCAN_VERSION}:{name}") if self._memory else None
         try:
             return _Noted(msgspec.json.decode(data, type=kind) if data else {})
         except msgspec.DecodeError:
             return _Noted()
-
-    def _get(self, name: str) -> bytes | None:
-        return self._memory.get(_NAMESPACE, f"{SCAN_VERSION}:{name}") if self._memory else None
 
     def _write(self, name: str, value: Any) -> None:
         if self._memory is not None:

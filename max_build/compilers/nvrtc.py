@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from max_build.compilers.cuda_libraries import NVRTC
-from max_build.compilers.files import Stat
 from max_build.errors import CompileError
 
-__all__ = ["Compiled", "build_id", "compile_cubin", "unopened_headers"]
+__all__ = ["Compiled", "compile_cubin", "unopened_headers"]
 
 _UNOPENED: Final = re.compile(r'(?:cannot|could not) open source file "([^"]+)"')
 
@@ -25,15 +24,6 @@ class Compiled(NamedTuple):
     lowered: dict[str, str]
     log: str
     ptx: bytes
-
-
-def build_id(memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> str:
-    """The full build of NVRTC, such as `nvrtc 12.9.86 CL-36037853 sha256:…`.
-
-    See `cuda_libraries.Library.build_id`; with a memo it takes a fraction of a millisecond and
-    loads nothing.
-    """
-    return NVRTC.build_id(memo)
 
 
 def compile_cubin(

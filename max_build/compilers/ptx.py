@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, linker
 from max_build.compilers.cuda import SourceCompiler, foreign, kernels_of
+from max_build.compilers.cuda_libraries import NVJITLINK
 from max_build.compilers.cuda_options import PTX_NAMES, CudaOptions
 from max_build.errors import CompileError
 from max_build.key import Components, digest
@@ -51,7 +52,7 @@ class PtxCompiler(SourceCompiler):
             raise CompileError(message) from error
         linker.read_ptx(module, declared["source"])
         notes = self.notes_of(job.memory)
-        compiler = linker.build_id(notes.stats)
+        compiler = notes.build_id(NVJITLINK)
         notes.save()
         components = Components(
             compiler={"nvjitlink": compiler.partition(" ")[2]},

@@ -16,6 +16,7 @@ whatever it cannot follow becomes a problem, which makes the unit uncacheable:
 
 from __future__ import annotations
 
+import io
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ import msgspec
 
 __all__ = ["SCAN_VERSION", "VOLATILE", "Include", "Problem", "Scan", "scan"]
 
-SCAN_VERSION: Final = 1
+SCAN_VERSION: Final = 2
 """Part of the name under which a scan may be kept; goes up when `scan` sees something new."""
 
 VOLATILE: Final = re.compile(rb"\b__(?:TIME|DATE|TIMESTAMP)__\b")
@@ -63,36 +64,39 @@ _OPAQUE = re.compile(
       //[^\n]*
     | /\*.*?(?:\*/|\Z)
     | (?<!\w)(?:u8|[uUL])?R"(?P<delimiter>[^\s()\\"]{0,16})\(.*?(?:\)(?P=delimiter)"|\Z)
-    | (?<![\w.])\.?\d(?:[eEpP][+-]|[\w.])*'(?=\w)(?:[eEpP][+-]|'?[\w.])*   # 1'000 has no literal
+    | (?<![\w.])\.?\d(?:[eEpP][+-]|'\w|[\w.])*+   # 1'000 has no literal
     | "(?:[^"\\\n]|\\[^\n])*"?
     | '(?:[^'\\\n]|\\[^\n])*'?
     """,
     re.VERBOSE | re.DOTALL,
 )
-_STRING = re.compile(rb'"(?:[^"\\\n]|\\[^\n])*"?')
+_VOLATILE_OR_STRING = re.compile(rb'(%b)|"(?:[^"\\\n]|\\[^\n])*"?' % VOLATILE.pattern)
 _DIRECTIVE = re.compile(
     rb"^[ \t\v\f\r]*(?:\#|%:)[ \t\v\f]*"
     rb"(include_next|include|import|embed|elif|if|define)\b([^\n]*)",
     re.MULTILINE,
 )
 _NAME = re.compile(rb'[ \t\v\f]*(?:"([^"\n]+)"|<([^>\n]+)>)')
-_PROBE = re.compile(rb"\w*has_include\w*", re.IGNORECASE)
+_PROBE = re.compile(rb"(?<!\w)\w*has_include\w*", re.IGNORECASE)
 _PROBED = re.compile(rb'\w+[ \t\v\f]*\([ \t\v\f]*(?:"([^"\n]+)"|<([^>\n]+)>)[ \t\v\f]*\)')
 _ARGUMENT = re.compile(rb"[ \t\v\f]*\(([^()]*)\)?")
 _MACRO = re.compile(rb"[ \t\v\f]*(\w+)(?:\(([^)\n]*)\))?")
-_DEFINED = re.compile(rb"\bdefined[ \t\v\f]*\(?[ \t\v\f]*\w+")
+_DEFINED = re.compile(rb"\bdefined[ \t\v\f]*+\(?[ \t\v\f]*+\w+")
 # A comment that a header name would swallow: too odd to follow.
-_SLASHED_NAME = re.compile(rb'(?:\#|%:)[^\n"]*include[^\n"]*<[^>\n]*/[/*]', re.IGNORECASE)
+_SLASHED_NAME = re.compile(
+    rb"""
+      (?:^|")[^\n"\#%]*+(?:%(?!:)[^\n"\#%]*+)*+(?:\#|%:)(?>[^\n"]*?include)
+      (?:[^\n"<]*+<(?:[^>\n"/]|/(?![/*]))*+>)*+     # names that are closed
+      [^\n"<]*+<[^>\n]*/[/*]
+    """,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
+)
 
 
 def scan(data: bytes) -> Scan:
     """Scan the bytes of one source or header; of its problems only the first is told."""
     found: dict[Include, None] = {}
     problems: list[Problem] = []
-
-    def refuse(at: int, reason: str) -> None:
-        if not problems:
-            problems.append(Problem(_line(data, at), reason))
 
     if b"??=" in data or b"??/" in data:
         problems.append(Problem(0, "has a trigraph"))
@@ -112,15 +116,17 @@ def scan(data: bytes) -> Scan:
         for name in names:
             written = None if name is None else _utf8(name[1] or name[2])
             if written is None or name is None:
-                refuse(directive.start(), f"has a computed `{_shown(directive[0])}`")
+                if not problems:
+                    reason = f"has a computed `{_shown(directive[0])}`"
+                    problems.append(Problem(_line(data, directive.start()), reason))
             else:
                 following = kind == b"include_next" or (
                     name.re is _PROBED and b"next" in name[0].partition(b"(")[0]
                 )
                 found[Include(written, name[1] is not None, following)] = None
-    for volatile in VOLATILE.finditer(text):
-        if not _in_string(text, volatile.start()):
-            refuse(volatile.start(), f"uses `{volatile[0].decode()}`")
+    volatile = next((found for found in _VOLATILE_OR_STRING.finditer(text) if found[1]), None)
+    if volatile and not problems:
+        problems.append(Problem(_line(data, volatile.start()), f"uses `{volatile[0].decode()}`"))
     return Scan(tuple(found), tuple(problems))
 
 
@@ -180,17 +186,10 @@ def _probes(kind: bytes, rest: bytes) -> Iterator[re.Match[bytes] | None]:
 
 def _line(data: bytes, at: int) -> int:
     """The line of the file, from 1, that `at` of the visible text came from."""
-    lines = data.splitlines(keepends=True)
+    lines = io.BytesIO(data).readlines()  # which end at `\n` alone
     return bisect_left(
         range(len(lines)), at + 1, key=lambda count: len(_visible(b"".join(lines[:count]))[0])
     )
-
-
-def _in_string(text: bytes, at: int) -> bool:
-    start = text.rfind(b"\n", 0, at) + 1
-    end = text.find(b"\n", at)
-    line = text[start : end if end >= 0 else len(text)]
-    return any(found.start() < at - start < found.end() for found in _STRING.finditer(line))
 
 
 def _utf8(name: bytes) -> str | None:

@@ -310,7 +310,7 @@ def _ptx(
     reasons = ""
     for name, record in sorted(records.items()):
         for path in _checked(unit, Target(name), record, "ptx", installed).values():
-            text = path.read_bytes()
+            text = _bytes(path)
             isa = re.search(rb"^\s*\.version\s+(\d+)\.(\d+)", text, re.MULTILINE)
             target = re.search(rb"^\s*\.target\s+(\w+)", text, re.MULTILINE)
             if not isa or not target:
@@ -352,10 +352,18 @@ def _check_cubin(unit: str, target: Target, record: Record, blob: Blob, path: Pa
 
     wanted = [one.lowered for one in record.kernels.values() if one.blob in ("", blob.digest)]
     try:
-        check_cubin(path.read_bytes(), str(target), wanted)
+        check_cubin(_bytes(path), str(target), wanted)
     except CompileError as error:
         message = f"`{unit}` for `{target}`: {error.message}"
         raise LoadError(message, hint="build it again") from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"`{path}` cannot be read: {error.strerror}"
+        raise LoadError(message) from error
 
 
 def _missing_driver() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import diskcache
 
 __all__ = ["open_index", "rows"]
 
+_PATIENCE = 2.0  # seconds; where others work with it, a statement takes milliseconds
 _RAW = 1  # diskcache's name for "as sqlite holds it"
 
 
@@ -43,9 +45,30 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcach
         return bytes(value) if isinstance(value, (memoryview, sqlite3.Binary)) else value
 
 
+class PatientCache(diskcache.Cache):  # type: ignore[misc, unused-ignore]
+    """Opens within seconds or not at all; diskcache itself would try for a minute.
+
+    A file system whose locks fail, such as NFS without its lock daemon, looks locked for ever.
+    """
+
+    @property
+    def _sql_retry(self) -> Any:
+        def retry(*statement: Any) -> Any:
+            deadline = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    return self._sql(*statement)
+                except sqlite3.OperationalError as error:
+                    if str(error) != "database is locked" or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.005)
+
+        return retry
+
+
 def open_index(folder: Path) -> Any:
     """Open (or make) the index in `folder`."""
-    return diskcache.Cache(
+    return PatientCache(
         str(folder),
         timeout=1,  # another process holds it: go without, it is only a memo
         disk=PlainDisk,

@@ -197,14 +197,14 @@ class Cache:
             return False
         try:
             for blob in record.blobs:
-                sent = tier.send(blob, self.local.file(blob))
+                sent = tier.send(blob, self.path(blob))
                 self.stats.moved(tier.label, sent=sent)
             if not tier.put_entry(record.key, data, replace=False) and not self._reader.good(
                 tier, record.key
             ):
                 tier.put_entry(record.key, data, replace=True)
         except StoreError:
-            return False  # noted by the tier
+            return False  # noted where it happened
         except OSError as error:  # of the local file
             self._note("local", fault_of(error, f"local cache, key {record.key[:12]}"))
             return False

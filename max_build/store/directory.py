@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import re
 import stat
@@ -36,7 +37,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\Z")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
-_TOUCH_AFTER = 3600.0
+_TOUCH_AFTER = 600.0  # well within the grace of gc, which has to see what is in use
 
 
 class DirectoryStore(Store):
@@ -45,7 +46,7 @@ class DirectoryStore(Store):
     Parameters
     ----------
     root
-        An existing directory.
+        An existing directory; StoreError if it is not.
     label
         The tier's name.
     writable
@@ -69,7 +70,8 @@ class DirectoryStore(Store):
         self.writable = writable
         self._shared = shared
         self._file_mode = 0o664 if shared else 0o444
-        self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
+        with self._reading(root):
+            self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
 
     def tag(self) -> None:
         """Mark the directory as a cache, for backup programs; do nothing where that fails."""
@@ -110,10 +112,10 @@ class DirectoryStore(Store):
         return True
 
     def touch(self, key: str) -> None:
-        """Note that an entry was used, at most once an hour; gc goes by this time."""
+        """Note that an entry was used, at most every ten minutes; gc goes by this time."""
         with contextlib.suppress(OSError):
             path = self.place("ac", key)
-            # A skewed clock makes this happen too often or an hour late; what is written is the
+            # A skewed clock makes this happen too often or too late; what is written is the
             # file system's own time either way.
             if self.writable and time.time() - os.lstat(path).st_mtime > _TOUCH_AFTER:
                 os.utime(path, follow_symlinks=False)
@@ -183,7 +185,7 @@ class DirectoryStore(Store):
             finally:
                 sink.cancelled = True  # whoever still writes does so for nobody
             if not sink.holds(digest):
-                message = f"blob {digest[:12]} arrived as {sink.count} bytes that are not it"
+                message = f"{sink.count} bytes arrived that are not blob {digest[:12]}"
                 raise StoreError(message, kind="corrupt")
 
     # --- leases
@@ -242,6 +244,9 @@ class DirectoryStore(Store):
 
     def delete(self, kind: Kind, name: str) -> None:
         path = self.path(kind, name)
+        if kind == "cas" and self._mapped_elsewhere:
+            self.discard(kind, name)
+            return
         with self._writing(path):
             try:
                 path.unlink()
@@ -266,6 +271,16 @@ class DirectoryStore(Store):
             return self._now()
 
     # --- below
+
+    @functools.cached_property
+    def _mapped_elsewhere(self) -> bool:
+        """Whether other machines may have files mapped that die with their last name.
+
+        That is a home directory on NFS before version 4, whose server does not know what is open:
+        a page that is read after the file is gone ends the process (SIGBUS). So blobs there are
+        moved aside, and their room is free when gc clears that. A team's directory is not mapped.
+        """
+        return not self._shared and _on_nfs3(self.root)
 
     def _lease_owner(self, path: Path) -> bytes | None:
         return _again(lambda: read_small(path))
@@ -334,7 +349,9 @@ class DirectoryStore(Store):
                     # Lost to another writer (some file systems say EPERM), or no hard links here.
                     if os.path.lexists(final):
                         return
-                elif final.is_dir() and not final.is_symlink():
+                elif (final.is_dir() and not final.is_symlink()) or (
+                    self._mapped_elsewhere and os.path.lexists(final)
+                ):
                     self._set_aside(final)
                 temp.replace(final)
             except OSError as error:
@@ -444,6 +461,17 @@ def _again(read: Callable[[], T], unless: Callable[[], bool] = lambda: False) ->
             if error.errno != errno.ESTALE or unless():
                 raise
     return read()
+
+
+def _on_nfs3(folder: Path) -> bool:
+    """Whether a folder lies on NFS before version 4, going by proc_pid_mountinfo(5)."""
+    try:
+        device = os.stat(folder).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+            return any(line.split()[2] == number and " - nfs " in line for line in lines)
+    except OSError:
+        return False
 
 
 def _names(folder: Path) -> list[str] | None:

@@ -34,7 +34,8 @@ def node_lock(path: Path, limit: float) -> Iterator[bool]:
         if fd is not None:
             with contextlib.suppress(OSError):
                 path.unlink()  # while held: whoever waits on this file finds it gone, and reopens
-            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 def _acquire(path: Path, limit: float) -> tuple[int | None, bool]:

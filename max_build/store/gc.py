@@ -86,7 +86,8 @@ def plan(
     max_age
         Seconds without use after which an entry goes in any case.
     grace
-        Nothing goes that was written or used in the last `grace` seconds.
+        Nothing goes that was written or used in the last `grace` seconds; that it was used is
+        noted every ten minutes.
     pinned
         Keys that stay whatever happens.
     """

@@ -154,7 +154,8 @@ class Reader:
             self._local.keep(blob, lambda sink: tier.pour(blob, sink))
         except StoreError as error:
             if error.kind == "corrupt":
-                self._note(tier.label, error)
+                text = f"{tier.label} cache, blob {blob.digest[:12]}: {error.message}"
+                self._note(tier.label, StoreError(text, kind="corrupt"))
                 tier.spurn("cas", blob.digest)
             return {"corrupt": "damaged", "missing": "dangling"}.get(error.kind, "fault")
         self._stats.moved(tier.label, received=blob.size)

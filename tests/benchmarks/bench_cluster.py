@@ -1,8 +1,9 @@
 """What a second worker brings: the same misses on a farm of one and of two Dask workers.
 
     python tests/benchmarks/bench_cluster.py [--units 8] [--kind cuda|max] [--rounds 3] [--pin]
+                                             [--quick] [--json FILE]
 
-Prints the wall time of each and their ratio beside the load average. Two workers on one machine
+Two workers on one machine
 share its CPUs, and a MAX compile uses 1.25 of them; with `--pin`, worker n has CPU n to itself, as
 if each were a machine of its own.
 """
@@ -10,24 +11,23 @@ if each were a machine of its own.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-import statistics
 import sys
-import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
+import measure
+from measure import Figure, ratio_at_most, say, turns
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "cluster")]
+sys.path.insert(0, str(measure.TESTS / "cluster"))
 
-from farms import Farm, farm  # noqa: E402
-from test_farm import SLOW, kernels, settings_of, waiting  # noqa: E402
+from farms import Farm, farm
+from test_farm import SLOW, kernels, settings_of, waiting
 
-from max_build import open_cache  # noqa: E402
-from max_build.pipeline import build  # noqa: E402
-from support import GRAPH, write_project  # noqa: E402
+from max_build import open_cache
+from max_build.pipeline import build
+from support import GRAPH, write_project
 
 
 def project(root: Path, kind: str, count: int) -> Path:
@@ -77,6 +77,22 @@ def warm(found: Farm) -> None:
         client.run(describe)
 
 
+def figures(
+    quick: bool, units: int = 8, kind: str = "cuda", rounds: int = 3, *, pin: bool = True
+) -> Iterator[Figure]:
+    """A build on two workers beside one on one, by turns."""
+    with measure.scratch() as base:
+        numbers = itertools.count()
+
+        def build_on(workers: int) -> float:
+            say(f"{units} {kind} units on {workers} worker{'s' * (workers > 1)}")
+            return once(base / f"{next(numbers)}", kind, units, workers, pin=pin)
+
+        found = turns(1 if quick else rounds, one=lambda: build_on(1), two=lambda: build_on(2))
+    what = f"{units} {kind} units, two workers"
+    yield Figure(what, "s", found["two"], "one worker", found["one"], ratio_at_most(0.6))
+
+
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -84,36 +100,12 @@ def main() -> None:
     parser.add_argument("--kind", choices=("cuda", "max"), default="cuda")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pin", action="store_true")
-    options = parser.parse_args()
-    taken: dict[int, list[float]] = {1: [], 2: []}
-    loads = [os.getloadavg()[0]]
-    with tempfile.TemporaryDirectory() as folder:
-        for n in range(options.rounds):
-            for workers in (1, 2):
-                base = Path(folder, f"{n}-{workers}")
-                began = time.monotonic()
-                taken[workers].append(
-                    once(base, options.kind, options.units, workers, pin=options.pin)
-                )
-                print(
-                    f"{options.units} {options.kind} units, {workers} worker(s): "
-                    f"{taken[workers][-1]:.1f} s (with the farm's start "
-                    f"{time.monotonic() - began:.1f} s)",
-                    flush=True,
-                )
-            loads.append(os.getloadavg()[0])
-    one, two = (statistics.median(taken[workers]) for workers in (1, 2))
-    figures = {
-        "units": options.units,
-        "kind": options.kind,
-        "pinned": options.pin,
-        "one": round(one, 2),
-        "two": round(two, 2),
-        "ratio": round(two / one, 3),
-        "load": [round(load, 1) for load in loads],
-        "cpus": os.cpu_count(),
-    }
-    print(msgspec.json.encode(figures).decode())
+    chosen = parser.parse_known_args()[0]
+
+    def section(quick: bool) -> Iterator[Figure]:
+        return figures(quick, chosen.units, chosen.kind, chosen.rounds, pin=chosen.pin)
+
+    measure.command(parser, {"cluster": section})
 
 
 if __name__ == "__main__":

@@ -1,140 +1,95 @@
-"""What an all-hit build costs when every unit is found by its recipe.
+"""Where the time of an all-hit build goes when every unit is found by its recipe.
 
-    python tests/benchmarks/bench_recipes.py [--units 10 100 1000]
+    python tests/benchmarks/bench_recipes.py [--quick] [--json FILE]
 
-Each unit has a module of its own, a toy compiler and one recipe, as a worker of its own would have
-noted it (MAX's graphs have one each). Prints milliseconds of processor time and of wall time for
-the whole hook but hatchling's part, and microseconds a unit beyond 50 ms, held against 300; then
-where they go.
+In one process, after its imports: what a profile is held against. What the whole of it costs in a
+process of its own is in `bench_hook.py`, whose repos these are.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterator
 
-import msgspec
+import bench_hook
+import measure
+from measure import Figure, at_most, growth, say
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import toy_repo as toy
 from max_build.config import Settings, load_settings
-from max_build.packaging import into_wheel
 from max_build.pipeline import build
 from max_build.recall import Recall
-from max_build.recipe import Recipe, broken, decode, encode
+from max_build.recipe import broken, decode
 from max_build.store import open_cache
 from max_build.surroundings import Here
 from max_build.target import Target
 from max_build.workers import environment
 
-KEPT = ("toy", "__init__")
+TARGET = Target("cpu")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--units", type=int, nargs="*", default=[10, 100, 1000])
-    with tempfile.TemporaryDirectory() as folder:
-        site = toy.write_compiler(Path(folder, "site"))
-        sys.path.insert(0, str(site))
-        os.environ["PYTHONPATH"] = str(site)
-        os.environ["MAX_BUILD_CACHE_DIR"] = f"{folder}/cache"
-        for count in parser.parse_args().units:
-            measure(Path(folder, str(count)), count)
+def figures(quick: bool) -> Iterator[Figure]:
+    """Processor time of a whole build, then of its parts, per unit."""
+    sizes = (10, 20, 40) if quick else (100, 300, 1000)
+    costs: dict[int, list[float]] = {}
+    with measure.scratch() as base:
+        derived = bench_hook.derive(base / "one")
+        for count in sizes:
+            say(f"{count:,} units in this process")
+            root = base / f"repo-{count}"
+            bench_hook.make(root, count, hook=True)
+            settings = load_settings(root)
+            bench_hook.fill(settings, derived)
+            measure.settle()
+            costs[count] = [_whole(settings) for _ in range(6)][1:]
+            what = f"{count:,} units, processor time of a build"
+            limit = at_most(50 + 0.3 * count)
+            yield Figure(what, "ms", measure.each(costs[count], 1e3), target=limit)
+        yield growth("units, processor time of a build", costs, "us", 1.5)
+        yield from _parts(settings)
 
 
-def measure(root: Path, count: int) -> None:
-    (root / "src" / "toy").mkdir(parents=True)
-    (root / "src" / "toy" / "__init__.py").touch()
-    tables = ['[project]\nname = "toy"\n[tool.max-build]\ntargets = ["cpu"]\n']
-    for n in range(count):
-        (root / f"src/toy/u{n}.py").write_text(f"def build(target): return 'u{n}'\n")
-        tables.append(f'[tool.max-build.graphs.u{n}]\nentry = "toy.u{n}:build"\ncompiler = "toy"\n')
-    (root / "pyproject.toml").write_text("".join(tables))
-    settings = load_settings(root)
-    with open_cache(settings.cache) as cache:
-        build(settings, cache)
-        recall = Recall(settings, cache)
-        for unit in settings.units:
-            lookup = recall.lookup_key(unit, Target("cpu"))
-            cache.add_recipe(lookup, encode(narrowed(cache.recipes(lookup)[0], unit.name)), 1)
-    time.sleep(2.1)  # what was written has settled, as in any build but the first
-    wall, processor = min((hook(root) for _ in range(5)), key=lambda pair: pair[1])
-    beyond = max(0.0, processor - 0.05) / count
-    print(
-        f"{count:5} units: {1e3 * processor:7.1f} ms of processor, {1e3 * wall:7.1f} ms of wall, "
-        f"{1e6 * beyond:4.0f} us a unit beyond 50 ms {'ok' if beyond <= 300e-6 else 'NO'}"
-    )
-    if count >= 100:
-        parts(settings)
-
-
-def narrowed(text: bytes, unit: str) -> Recipe:
-    """A recipe without what other units of the same worker had read."""
-    recipe = decode(text)
-    assert recipe is not None
-    return msgspec.structs.replace(
-        recipe,
-        files={
-            path: found
-            for path, found in recipe.files.items()
-            if path.endswith(("__init__.py", f"/{unit}.py"))
-        },
-        modules={
-            folder: {name: found for name, found in modules.items() if name in (unit, *KEPT)}
-            for folder, modules in recipe.modules.items()
-        },
-    )
-
-
-def hook(root: Path) -> tuple[float, float]:
-    """Wall and processor seconds of one all-hit run of the hook, where nothing may compile."""
-    build_data: dict[str, Any] = {"force_include": {}, "extra_metadata": {}}
-    wheel = SimpleNamespace(packages=["src/toy"])
-    said = SimpleNamespace(display_info=len, display_warning=len, display_waiting=len)
-    wall, processor = time.perf_counter(), time.process_time()
-    into_wheel(str(root), "standard", {"require-hit": True}, wheel, build_data, said)
-    return time.perf_counter() - wall, time.process_time() - processor
-
-
-def parts(settings: Settings) -> None:
-    target = Target("cpu")
-    with open_cache(settings.cache) as cache:
-        recall = Recall(settings, cache)
-        units = settings.units
-        lookups = [recall.lookup_key(unit, target) for unit in units]
-        texts = [cache.recipes(lookup)[0] for lookup in lookups]
-        recipes = [recipe for text in texts if (recipe := decode(text))]
-        here = Here(
-            settings.root,
-            settings.python_path,
-            environment(os.environ),
-            cache.memo.digest_of,
-            settings.toolchain,
-        )
-        for name, each in (
-            ("lookup key", lambda n: recall.lookup_key(units[n], target)),
-            ("recipes from the store", lambda n: cache.recipes(lookups[n])),
-            ("decode", lambda n: decode(texts[n])),
-            ("holds", lambda n: broken(recipes[n], here)),
-            ("record from the store", lambda n: cache.lookup(recipes[n].key)),
-        ):
-            took = timed(lambda each=each: [each(n) for n in range(len(units))])  # type: ignore[misc]
-            print(f"             {name}: {1e6 * took / len(units):.0f} us")
-
-
-def timed(call: Callable[[], object]) -> float:
+def _whole(settings: Settings) -> float:
     started = time.process_time()
-    call()
+    with open_cache(settings.cache) as cache:
+        result = build(settings, cache, mode="require-hit")
+    assert not result.failed, result.failed[0]
     return time.process_time() - started
 
 
+def _parts(settings: Settings) -> Iterator[Figure]:
+    units = settings.units
+    with open_cache(settings.cache) as cache:
+        recall = Recall(settings, cache)
+        lookups = [recall.lookup_key(unit, TARGET) for unit in units]
+        texts = [cache.recipes(lookup)[0] for lookup in lookups]
+        recipes = [recipe for text in texts if (recipe := decode(text))]
+
+        def held() -> None:
+            here = Here(
+                settings.root,
+                settings.python_path,
+                environment(os.environ),
+                cache.memo.digest_of,
+                settings.toolchain,
+            )
+            assert not any(broken(recipe, here) for recipe in recipes)
+
+        parts: dict[str, Callable[[], object]] = {
+            "its lookup key": lambda: [recall.lookup_key(unit, TARGET) for unit in units],
+            "its recipes from the store": lambda: [cache.recipes(one) for one in lookups],
+            "decoding a recipe": lambda: [decode(text) for text in texts],
+            "whether a recipe holds": held,
+            "its record from the store": lambda: [cache.lookup(one.key) for one in recipes],
+        }
+        for name, part in parts.items():
+            took = []
+            for _ in range(5):
+                started = time.process_time()
+                part()
+                took.append(1e6 * (time.process_time() - started) / len(units))
+            yield Figure(f"of a unit: {name}", "us", took)
+
+
 if __name__ == "__main__":
-    main()
+    measure.main("recipes", figures, __doc__)

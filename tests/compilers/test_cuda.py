@@ -39,6 +39,13 @@ class Remembered(dict[tuple[str, str], bytes]):
     def get(self, namespace: str, key: str) -> bytes | None:
         return super().get((namespace, key))
 
+    def under(self, namespace: str, prefix: str) -> dict[str, bytes]:
+        return {
+            key: value
+            for (space, key), value in self.items()
+            if space == namespace and key.startswith(prefix)
+        }
+
     def set(self, namespace: str, key: str, value: bytes) -> None:
         self[namespace, key] = value
 

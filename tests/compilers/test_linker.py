@@ -73,7 +73,7 @@ def test_a_refusal_says_why(
 
 def test_the_build_is_told_in_full() -> None:
     try:
-        name, version, change, digest = linker.build_id().split()
+        name, version, change, digest = NVJITLINK.build_id().split()
     except ToolchainError as error:
         pytest.skip(error.message)
     assert (name, version.count("."), change[:3], digest[:7]) == ("nvJitLink", 2, "CL-", "sha256:")

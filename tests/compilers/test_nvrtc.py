@@ -87,26 +87,26 @@ def test_a_refusal_says_what_nvrtc_said(
 
 def test_the_build_is_told_in_full_and_remembered() -> None:
     memo: dict = {}
-    found = nvrtc.build_id(memo)
+    found = NVRTC.build_id(memo)
     banner = nvrtc.compile_cubin(b"", "k.cu", "compute_80").ptx.decode()
     _, version, change, digest = found.split()
     assert f"V{version}" in banner
     assert change in banner
     assert len(digest) == len("sha256:") + 64
     assert memo
-    assert nvrtc.build_id(memo) == found == nvrtc.build_id()
+    assert NVRTC.build_id(memo) == found == NVRTC.build_id()
 
 
 def test_the_build_is_known_without_loading_it() -> None:
     program = (
-        "import sys; from max_build.compilers.nvrtc import build_id; print(build_id());"
+        "import sys; from max_build.compilers.cuda_libraries import NVRTC; print(NVRTC.build_id());"
         "print([name for name in sys.modules if name.split('.')[0] in ('cuda', 'ctypes')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
     build, modules = done.stdout.splitlines()
-    assert build == nvrtc.build_id()
+    assert build == NVRTC.build_id()
     assert "cuda" not in modules
 
 
@@ -131,7 +131,7 @@ def test_another_build_of_the_same_version_is_another_build(
     builds = []
     for directory in copies:
         monkeypatch.syspath_prepend(str(directory.parents[2]))
-        builds.append(nvrtc.build_id(memo))
+        builds.append(NVRTC.build_id(memo))
     assert builds[0].split()[:3] == builds[1].split()[:3]
     assert builds[0] != builds[1]
     with pytest.raises(ToolchainError, match="was loaded into this process before"):
@@ -146,7 +146,7 @@ def test_a_library_that_is_not_there_or_not_whole(
     (directory / "libnvrtc.so.13").write_bytes(b"")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ToolchainError, match="nvrtc is not whole: there is no"):
-        nvrtc.build_id()
+        NVRTC.build_id()
     nothing = Library("nosuchlib", (("nvidia/nowhere", "libnone.so"),))
     with pytest.raises(ToolchainError, match="nosuchlib"):
         nothing.find()

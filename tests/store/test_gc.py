@@ -140,6 +140,18 @@ def test_an_entry_used_between_plan_and_deed_stays(filled):
         assert isinstance(cache.lookup(records[0].key), Hit)
 
 
+def test_what_was_used_half_an_hour_ago_stays(filled):
+    root, records = filled
+    age(root, records[0], 50 * 60)
+    with open_cache(CacheSettings(dir=str(root))) as cache:
+        assert isinstance(cache.lookup(records[0].key), Hit)
+    path = DirectoryStore(root).path("ac", records[0].key)
+    used = path.stat().st_mtime - 30 * 60
+    os.utime(path, (used, used))
+    gc(DirectoryStore(root), max_size=0)
+    assert path.exists()
+
+
 def test_a_mapped_artifact_survives_its_eviction(filled):
     root, records = filled
     with open_cache(CacheSettings(dir=str(root))) as cache:

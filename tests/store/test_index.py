@@ -38,10 +38,18 @@ def test_a_value_comes_back(memo, tmp_path):
     again.close()
 
 
+def test_the_values_of_a_prefix_come_at_once(memo):
+    memo.set_all("a", {"x:1": b"1", "x:\U0010fffe": b"2", "x": b"3", "y:1": b"4"})
+    memo.set("b", "x:1", b"5")
+    assert memo.under("a", "x:") == {"x:1": b"1", "x:\U0010fffe": b"2"}
+    assert memo.under("a", "z") == {}
+
+
 def test_without_a_folder_nothing_is_remembered():
     memo = Memo(None)
     memo.set("a", "k", b"1")
     assert memo.get("a", "k") is None
+    assert memo.under("a", "") == {}
 
 
 def test_the_digest_of_a_file(memo, tmp_path):

@@ -103,6 +103,31 @@ def test_a_lost_local_blob_comes_back_from_outside(team):
         assert cache.path(record.blobs[0]).read_bytes() == ARTIFACT
 
 
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_a_blob_that_goes_bad_during_publish_is_no_reason_to_keep_the_rest_back(team, damage):
+    team.publish("alice", data=ARTIFACT)
+    common, own = digest(ARTIFACT), digest(b"own")
+    path = team.path("alice", "cas", common)
+
+    class Files(dict):
+        """What is asked for `own`, after `common` was found to be there and right."""
+
+        def get(self, name):
+            if name == own:
+                path.unlink()
+                if damage == "flipped":
+                    path.write_bytes(ARTIFACT[:-1] + b"?")
+            return super().get(name)
+
+    record = example("other", ARTIFACT, b"own")
+    with team.open("alice") as cache:
+        cache.publish(record, Files({own: b"own"}))
+        assert cache.path(record.blobs[0]).read_bytes() == ARTIFACT
+        assert dict(cache.stats.faults) == {("local", "corrupt"): 1} or damage == "gone"
+    with team.open("bob") as cache:
+        assert cache.lookup(record.key) == Hit(record, "shared")
+
+
 @pytest.mark.parametrize("damage", ["cut", "other", "raw", "gone"])
 def test_a_damaged_outer_blob_is_a_miss_that_heals(team, damage):
     record = team.publish("alice", remote="")
@@ -122,6 +147,8 @@ def test_a_damaged_outer_blob_is_a_miss_that_heals(team, damage):
         found = cache.lookup(record.key)
         assert isinstance(found, Miss)
         assert found.reason == ("dangling" if damage == "gone" else "damaged")
+        told = f"shared cache, blob {record.blobs[0].digest[:12]}: "
+        assert [one.startswith(told) for one in cache.warnings] == [True] * (damage != "gone")
         cache.publish(record, {digest(ARTIFACT): ARTIFACT})
     with team.open("carol", remote="") as cache:
         assert cache.lookup(record.key) == Hit(record, "shared")
