@@ -37,6 +37,9 @@ _NAME = re.compile(r"[0-9a-f]{64}\Z")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
+_MAKERS = 16
+"""Writers that may find the same folder missing at once."""
+
 _TOUCH_AFTER = 600.0  # well within the grace of gc, which has to see what is in use
 
 
@@ -92,6 +95,23 @@ class DirectoryStore(Store):
     def folder(self, name: str) -> Path:
         """A folder of the store's own (`tmp`, `quarantine`, …), made if it is not there."""
         return self._make(self.root / name)
+
+    def within(self, folder: Path, act: Callable[[Path], T]) -> T:
+        """What `act` gives in a folder, which is made if it is not there.
+
+        Whoever makes a folder moves it in, and thereby takes away an empty one that another has
+        just made. So it is done again where it fails for want of the folder; each of those who
+        make it at the same time can be in the way once.
+        """
+        for left in reversed(range(_MAKERS)):
+            self._make(folder)
+            try:
+                return act(folder)
+            except OSError as error:
+                if error.errno not in {errno.ENOENT, errno.ESTALE} or not left:
+                    raise
+                self._seen(folder)
+        raise AssertionError
 
     # --- entries
 
@@ -303,13 +323,21 @@ class DirectoryStore(Store):
         return names is not None and path.name in names
 
     def _now(self) -> float:
-        path = self.folder("tmp") / os.urandom(8).hex()
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        path, fd = self._created()
         try:
             return os.fstat(fd).st_mtime
         finally:
             os.close(fd)
             path.unlink(missing_ok=True)
+
+    def _created(self) -> tuple[Path, int]:
+        """A new file below `tmp`, for its maker alone, and its descriptor."""
+
+        def create(folder: Path) -> tuple[Path, int]:
+            path = folder / os.urandom(8).hex()
+            return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+        return self.within(self.root / "tmp", create)
 
     def _pour(self, file: BinaryIO, sink: Sink) -> None:
         if not self._shared:
@@ -325,8 +353,7 @@ class DirectoryStore(Store):
 
     @contextlib.contextmanager
     def _staged(self, final: Path, *, replace: bool) -> Iterator[BinaryIO]:
-        temp = self.folder("tmp") / os.urandom(8).hex()
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        temp, fd = self._created()
         try:
             with os.fdopen(fd, "wb") as file:
                 yield file
@@ -340,27 +367,20 @@ class DirectoryStore(Store):
                 temp.unlink(missing_ok=True)
 
     def _install(self, temp: Path, final: Path, *, replace: bool) -> None:
-        for attempt in range(3):
-            self._make(final.parent)
-            try:
-                if not replace:
-                    with contextlib.suppress(OSError):
-                        os.link(temp, final, follow_symlinks=False)
-                    # Lost to another writer (some file systems say EPERM), or no hard links here.
-                    if os.path.lexists(final):
-                        return
-                elif (final.is_dir() and not final.is_symlink()) or (
-                    self._mapped_elsewhere and os.path.lexists(final)
-                ):
-                    self._set_aside(final)
-                temp.replace(final)
-            except OSError as error:
-                # Another writer put its own new shard in place of ours.
-                if error.errno not in {errno.ENOENT, errno.ESTALE} or attempt == 2:
-                    raise
-                self._seen(final)
-            else:
-                return
+        def install(_folder: Path) -> None:
+            if not replace:
+                with contextlib.suppress(OSError):
+                    os.link(temp, final, follow_symlinks=False)
+                # Lost to another writer (some file systems say EPERM), or no hard links here.
+                if os.path.lexists(final):
+                    return
+            elif (final.is_dir() and not final.is_symlink()) or (
+                self._mapped_elsewhere and os.path.lexists(final)
+            ):
+                self._set_aside(final)
+            temp.replace(final)
+
+        self.within(final.parent, install)
 
     def _set_aside(self, path: Path) -> None:
         shard = path.parent
@@ -483,8 +503,10 @@ def _names(folder: Path) -> list[str] | None:
 
 def _scan(folder: Path | str) -> Iterator[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
-            yield from found
+        found = os.scandir(folder)
     except OSError as error:
         if error.errno not in _ABSENT:
             raise
+        return
+    with found:
+        yield from found

@@ -13,6 +13,7 @@ from pathlib import Path
 __all__ = ["node_lock"]
 
 _POLL = 0.05
+_MAKERS = 16
 
 
 @contextlib.contextmanager
@@ -41,11 +42,16 @@ def node_lock(path: Path, limit: float) -> Iterator[bool]:
 def _acquire(path: Path, limit: float) -> tuple[int | None, bool]:
     deadline = time.monotonic() + limit
     waited = False
+    missed = 0
     while True:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            return None, waited
+        except OSError as error:
+            # Its folder may just be giving way to that of another who made it too.
+            missed += 1
+            if error.errno != errno.ENOENT or missed > _MAKERS:
+                return None, waited
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_ino == os.stat(path).st_ino:

@@ -95,16 +95,22 @@ class Memo:
 
         self._try(within)
 
-    def update(self, namespace: str, key: str, change: Any) -> None:
-        """Replace a value by `change(value)` in one step among all processes."""
+    def update(self, namespace: str, key: str, change: Any) -> bool:
+        """Replace a value by `change(value)` in one step among all processes.
 
-        def within(index: Any) -> None:
+        Returns
+        -------
+        bool
+            False if it was not, e.g. since another process held the index for too long.
+        """
+
+        def within(index: Any) -> Any:
             name = f"{namespace}:{key}"
             with index.transact():
                 old = index.get(name)
-                index.set(name, change(old if isinstance(old, bytes) else None))
+                return index.set(name, change(old if isinstance(old, bytes) else None))
 
-        self._try(within)
+        return bool(self._try(within))
 
     def digest_of(self, path: Path | str) -> str:
         """SHA-256 (hex) of a file's bytes, read again only if the file may have changed.

@@ -12,6 +12,8 @@ from max_build.store.index import Memo
 
 __all__ = ["Stats", "Totals", "load_totals", "prometheus", "save"]
 
+_TRIES = 5  # of a second each, where other processes hold the index
+
 
 class Totals(msgspec.Struct, frozen=True):
     """Counters, summed.
@@ -102,7 +104,9 @@ def save(memo: Memo, stats: Stats) -> None:
     if not (totals.hits or totals.misses or totals.faults):
         return
     memo.set("stats", "last", msgspec.json.encode(totals))
-    memo.update("stats", "ever", lambda old: msgspec.json.encode(_decode(old) + totals))
+    for _ in range(_TRIES):
+        if memo.update("stats", "ever", lambda old: msgspec.json.encode(_decode(old) + totals)):
+            break
 
 
 def prometheus(totals: Totals) -> str:

@@ -131,3 +131,23 @@ def test_foreign_names_are_not_listed(own, tmp_path):
     (tmp_path / "cas" / "zz").mkdir()
     (tmp_path / "cas" / "zz" / "notes.txt").write_text("hello")
     assert len(list(own.list("cas"))) == 1
+
+
+@pytest.mark.parametrize("folder", ["tmp", "cas"])
+def test_writers_that_make_a_folder_at_once_may_take_away_each_others(own, monkeypatch, folder):
+    """Each moves its own new folder over the others', as long as these are empty."""
+    calls = {"tmp": (os, "open"), "cas": (os, "replace")}
+    module, name = calls[folder]
+    original, taken = getattr(module, name), []
+
+    def late(path, *rest, **options):
+        if len(taken) < 5:
+            parent = os.path.dirname(rest[0] if folder == "cas" else path)
+            if folder in parent:
+                taken.append(parent)
+                os.rmdir(parent)
+        return original(path, *rest, **options)
+
+    monkeypatch.setattr(module, name, late)
+    assert put(own, b"bytes").read_bytes() == b"bytes"
+    assert len(taken) == 5
