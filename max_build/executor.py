@@ -81,7 +81,7 @@ def open_executor(settings: Settings, cache: Cache, report: Reporter) -> Executo
     if address in ("", "local"):
         return LocalPool(settings.jobs)
     if address.startswith("dask://"):
-        from max_build.cluster import Farm
+        from max_build.cluster.dask_farm import Farm
 
         return Farm(address, settings, cache, report)
     message = f"`executor` must be `local` or `dask://HOST:PORT`, got {address!r}"

@@ -25,7 +25,7 @@ from max_build.errors import CompileError, MaxBuildError
 from max_build.executor import Executor, LocalPool, open_executor
 from max_build.explain import Explanation, explain_miss
 from max_build.key import digest, key_of
-from max_build.recall import Recall
+from max_build.recipes.recall import Recall
 from max_build.record import Blob, Record, Role
 from max_build.store import Cache, Hit
 from max_build.target import Target

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from max_build.inotify import CHANGED, Overflow, Watch
 from max_build.key import digest
+from max_build.recipes.inotify import CHANGED, Overflow, Watch
 
 __all__ = ["watch"]
 

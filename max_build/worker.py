@@ -20,9 +20,9 @@ from max_build.compilers import Derivation, Job, Memory
 from max_build.config import Unit
 from max_build.errors import CompileError, MaxBuildError, ToolchainError
 from max_build.key import Components
-from max_build.recipe import Recipe
+from max_build.recipes.recipe import Recipe
+from max_build.recipes.recorder import Recorder
 from max_build.record import Kernel, Role, Tensor
-from max_build.recorder import Recorder
 from max_build.target import Target
 
 __all__ = ["Answer", "Compile", "Compiled", "Derive", "Derived", "Failed", "Request", "main"]

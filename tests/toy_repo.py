@@ -22,8 +22,8 @@ from max_build import compilers, distributions
 from max_build.compilers import Job
 from max_build.config import load_settings
 from max_build.key import Components
-from max_build.recipe import Recipe
-from max_build.recorder import Recorder
+from max_build.recipes.recipe import Recipe
+from max_build.recipes.recorder import Recorder
 from max_build.target import Target
 from max_build.workers import environment
 

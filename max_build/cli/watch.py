@@ -10,7 +10,7 @@ from typing import Any
 from max_build.cli.project import add_selection, settings_of
 from max_build.config import Settings
 from max_build.errors import ToolchainError
-from max_build.inotify import Overflow
+from max_build.recipes.inotify import Overflow
 from max_build.store.opening import default_root
 from max_build.watch import watch
 

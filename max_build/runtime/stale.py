@@ -76,7 +76,7 @@ def _told(mode: str, project: Path, unit: str, target: str, why: str, record: Re
 def _why(settings: Settings, cache: Cache, unit: Unit, target_name: str, record: Record) -> str:
     """Which input changed; empty if none did, or nothing is known of the inputs."""
     from max_build import compilers
-    from max_build.recall import Recall
+    from max_build.recipes.recall import Recall
     from max_build.target import Target
 
     target = Target(target_name)

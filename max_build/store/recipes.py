@@ -20,7 +20,7 @@ PER_LOOKUP = 8
 
 
 class Recipes:
-    """Recipes in every tier, as text: what they mean is `max_build.recipe`'s business.
+    """Recipes in every tier, as text: what they mean is `max_build.recipes.recipe`'s business.
 
     One signature is over all that stands under a lookup key. A machine that signs therefore puts
     its own recipe in front of such others alone that a known key vouches for.

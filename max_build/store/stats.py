@@ -12,7 +12,7 @@ from max_build.store.index import Memo
 
 __all__ = ["Stats", "Totals", "load_totals", "prometheus", "save"]
 
-_TRIES = 5  # of a second each, where other processes hold the index
+_TRIES = 3  # of a second each, where another process holds the index
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -103,10 +103,10 @@ def save(memo: Memo, stats: Stats) -> None:
     totals = stats.totals()
     if not (totals.hits or totals.misses or totals.faults):
         return
-    memo.set("stats", "last", msgspec.json.encode(totals))
     for _ in range(_TRIES):
         if memo.update("stats", "ever", lambda old: msgspec.json.encode(_decode(old) + totals)):
             break
+    memo.set("stats", "last", msgspec.json.encode(totals))
 
 
 def prometheus(totals: Totals) -> str:

@@ -71,7 +71,7 @@ def warm(found: Farm) -> None:
     """Let each worker import what it needs, which a standing farm has done long ago."""
     from distributed import Client
 
-    from max_build.farmhand import describe
+    from max_build.cluster.farmhand import describe
 
     with Client(found.address, set_as_default=False) as client:
         client.run(describe)

@@ -27,7 +27,7 @@ from max_build.compilers.cuda import CudaCompiler
 from max_build.config import Settings
 from max_build.key import key_of
 from max_build.pipeline import build
-from max_build.recall import Recall
+from max_build.recipes.recall import Recall
 from max_build.store import Cache, Hit
 from max_build.target import Target
 

@@ -18,10 +18,10 @@ from measure import Figure, at_most, growth, say
 
 from max_build.config import Settings, load_settings
 from max_build.pipeline import build
-from max_build.recall import Recall
-from max_build.recipe import broken, decode
+from max_build.recipes.recall import Recall
+from max_build.recipes.recipe import broken, decode
+from max_build.recipes.surroundings import Here
 from max_build.store import open_cache
-from max_build.surroundings import Here
 from max_build.target import Target
 from max_build.workers import environment
 

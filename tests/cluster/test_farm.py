@@ -14,11 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from max_build import cluster, load_settings, open_cache
+from max_build import load_settings, open_cache
+from max_build.cluster import dask_farm
+from max_build.cluster.farmhand import Answer, Task, compile_one
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.config import Settings
 from max_build.errors import ConfigError, ToolchainError
-from max_build.farmhand import Answer, Task, compile_one
 from max_build.pipeline import Build, Event, build
 from max_build.record import Blob
 from support import write_project
@@ -63,7 +64,7 @@ def team(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _looking_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_LOOK", 0.3)
+    monkeypatch.setattr(dask_farm, "_LOOK", 0.3)
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_a_worker_killed_in_a_compile_loses_nothing(
 def test_without_any_worker_left_the_rest_is_compiled_here(
     farm: farms.Farm, tmp_path: Path, team: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_PATIENCE", 1.0)
+    monkeypatch.setattr(dask_farm, "_PATIENCE", 1.0)
     farm.worker("one")
     waiting(farm, 1)
     units = {f"k{n}": SLOW.replace("DEPTH", str(90 + n)) for n in range(2)}
@@ -324,7 +325,7 @@ def test_an_address_of_another_kind_is_an_error(tmp_path: Path, team: Path, addr
 def test_a_scheduler_that_is_not_there_is_an_error(
     tmp_path: Path, team: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "_CONNECT", 1.0)
+    monkeypatch.setattr(dask_farm, "_CONNECT", 1.0)
     root = kernels(tmp_path / "repo", team, {"k": SAXPY})
     with pytest.raises(ConfigError, match=r"executor `dask://127.0.0.1:9` does not answer"):
         built(settings_of(root, "dask://127.0.0.1:9"))
@@ -358,8 +359,8 @@ def test_python_outside_of_the_project_is_an_error(tmp_path: Path, team: Path) -
 
 def test_memory_is_counted_where_every_worker_counts_it() -> None:
     counted = {"resources": {"cuda": 1, "memory": 8e9}}
-    assert cluster._resources("cuda", [counted]) == {"cuda": 1, "memory": 2 << 30}
-    assert cluster._resources("cuda", [counted, {"resources": {"cuda": 1}}]) == {"cuda": 1}
+    assert dask_farm._resources("cuda", [counted]) == {"cuda": 1, "memory": 2 << 30}
+    assert dask_farm._resources("cuda", [counted, {"resources": {"cuda": 1}}]) == {"cuda": 1}
 
 
 def test_no_path_and_no_password_of_this_machine_is_sent(tmp_path: Path, team: Path) -> None:
@@ -367,7 +368,7 @@ def test_no_path_and_no_password_of_this_machine_is_sent(tmp_path: Path, team: P
     settings = settings_of(
         root, "", remote="https://ci:s3cret@cache/", remote_key="/k.pem", signing_key="/s.key"
     )
-    sent = msgspec.json.encode(cluster._portable(settings)).decode()
+    sent = msgspec.json.encode(dask_farm._portable(settings)).decode()
     assert "s3cret" not in sent
     assert ".pem" not in sent
     assert ".key" not in sent
@@ -380,9 +381,9 @@ def test_no_path_and_no_password_of_this_machine_is_sent(tmp_path: Path, team: P
 def test_a_task_of_another_version_or_without_sources_is_answered(
     tmp_path: Path, team: Path
 ) -> None:
-    settings = cluster._portable(settings_of(kernels(tmp_path / "repo", team, {"k": SAXPY}), ""))
+    settings = dask_farm._portable(settings_of(kernels(tmp_path / "repo", team, {"k": SAXPY}), ""))
     blob = Blob(role="sources", digest="0" * 64, size=3)
-    for version, said in (("0.0", "was asked by 0.0"), (cluster.version(), "000000000000")):
+    for version, said in (("0.0", "was asked by 0.0"), (dask_farm.version(), "000000000000")):
         task = msgspec.json.encode(Task(version, settings, blob))
         answer = msgspec.json.decode(compile_one(task), type=Answer)
         assert answer.state == "failed"
@@ -400,7 +401,7 @@ def test_tls_comes_from_dasks_own_configuration(
 ) -> None:
     import dask
 
-    monkeypatch.setattr(cluster, "_CONNECT", 5.0)
+    monkeypatch.setattr(dask_farm, "_CONNECT", 5.0)
     key, cert = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     made = subprocess.run(
         f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=farm -keyout {key} "

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from max_build import snapshot
+from max_build.cluster import snapshot
+from max_build.cluster.snapshot import pack, unpack
 from max_build.errors import ConfigError
 from max_build.key import digest
-from max_build.snapshot import pack, unpack
 
 
 def repo(root: Path) -> Path:

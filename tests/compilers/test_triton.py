@@ -20,8 +20,8 @@ from max_build.compilers.triton_environment import relevant
 from max_build.errors import CompileError, ConfigError
 from max_build.key import changes, key_of
 from max_build.pipeline import build
-from max_build.recall import Recall
-from max_build.recipe import Recipe
+from max_build.recipes.recall import Recall
+from max_build.recipes.recipe import Recipe
 from max_build.record import Kernel
 from max_build.store import open_cache
 from max_build.target import Target

@@ -10,16 +10,17 @@ from backports import zstd
 from forms import ACTION, ENTRY, JSON, RECIPES, RECORD, ZSTD
 from harness import Target, scratch
 
-from max_build import manifest, recipe
+from max_build import manifest
 from max_build.errors import LoadError, StoreError
 from max_build.key import Components, canonical, digest, key_of
+from max_build.recipes import recipe
+from max_build.recipes.surroundings import Here, python
 from max_build.record import Blob, Kernel, Record, Tensor, decode, encode
 from max_build.store import actionresult
 from max_build.store.base import Sink
 from max_build.store.compress import Inflater
 from max_build.store.entry import holds_recipes, seal, seal_recipes, unseal, unseal_recipes
 from max_build.store.index import Memo
-from max_build.surroundings import Here, python
 
 __all__ = ["ARTIFACT", "LOOKUP", "RECORD_OF_ALL", "TARGETS", "entry_of", "recipe_text"]
 

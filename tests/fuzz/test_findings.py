@@ -16,12 +16,13 @@ import pytest
 from elf_files import cubin, notes
 from fuzz_records import ARTIFACT, RECORD_OF_ALL, entry_of, recipe_text
 
-from max_build import manifest, recipe
+from max_build import manifest
 from max_build.compilers.elf import read_cubin, read_mef
 from max_build.compilers.scan import scan
 from max_build.config import load_settings
 from max_build.errors import CompileError, ConfigError, LoadError, StoreError, WeightsError
 from max_build.key import digest
+from max_build.recipes import recipe
 from max_build.record import Blob, decode, encode
 from max_build.store import CacheSettings, Hit, Miss, actionresult, open_cache
 from max_build.store.amounts import parse_size
@@ -112,7 +113,7 @@ def test_a_deep_entry_is_a_miss_and_gc_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_recipe_that_names_what_has_no_end_does_not_hold(tmp_path: Path) -> None:
-    from max_build.surroundings import Here
+    from max_build.recipes.surroundings import Here
 
     os.mkfifo(tmp_path / "pipe")
     here = Here(str(tmp_path), (), {}, Memo(None).digest_of, {})

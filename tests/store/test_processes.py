@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import pkgutil
 import random
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -19,9 +21,12 @@ import msgspec
 import pytest
 
 from max_build import store
-from max_build.store import CacheSettings
+from max_build.store import CacheSettings, open_cache
 from max_build.store.directory import DirectoryStore
+from max_build.store.index import Memo
+from max_build.store.stats import load_totals
 from max_build.store.verify import verify
+from max_build.testing.store import example
 
 HERE = Path(__file__).parent
 
@@ -173,3 +178,29 @@ def as_user(user, group, action):
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def test_counters_are_kept_although_another_process_holds_the_index(tmp_path):
+    holder = sqlite3.connect(":memory:")
+
+    class Release(logging.Handler):
+        def emit(self, record):
+            holder.close()
+
+    release = Release(logging.DEBUG)
+    log = logging.getLogger("max_build.store.index")
+    key = example("nothing", b"").key
+    for held in (False, True):
+        with open_cache(CacheSettings(dir=str(tmp_path))) as cache:
+            cache.lookup(key)
+            cache.memo.get("an", "opened index")
+            if held:
+                holder = sqlite3.connect(tmp_path / "index" / "cache.db")
+                holder.execute("BEGIN IMMEDIATE")
+                log.addHandler(release)
+                log.setLevel(logging.DEBUG)
+    log.removeHandler(release)
+    log.setLevel(logging.NOTSET)
+    memo = Memo(tmp_path / "index")
+    assert load_totals(memo).misses == {"absent": 2}
+    memo.close()

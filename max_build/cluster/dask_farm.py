@@ -23,15 +23,15 @@ from typing import Any
 
 import msgspec
 
+from max_build.cluster.farmhand import Answer, Task, check_cache, compile_one, describe, version
+from max_build.cluster.snapshot import pack
 from max_build.config import Settings, Unit
 from max_build.errors import CompileError, ConfigError, StoreError, ToolchainError
 from max_build.executor import Here
 from max_build.explain import compare, ir_of, nearest
-from max_build.farmhand import Answer, Task, check_cache, compile_one, describe, version
 from max_build.key import changes
 from max_build.pipeline import Event, Outcome, Reporter
 from max_build.record import Blob, Record
-from max_build.snapshot import pack
 from max_build.store import Cache, CacheSettings, Hit
 from max_build.store.settings import without_secrets
 from max_build.target import Target

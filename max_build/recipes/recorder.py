@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from max_build import compilers
 from max_build.compilers import Derivation, Direct, Job
-from max_build.recipe import Recipe
+from max_build.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
-    from max_build.tracing import Tracer
+    from max_build.recipes.tracing import Tracer
 
 __all__ = ["Recorder"]
 
@@ -39,7 +39,7 @@ class Recorder:
             lacks = f"compiler `{adapter.name}` knows no recipes" if adapter.runs_user_code else ""
             return adapter.derive(job), None, lacks
         if self._tracer is None:
-            from max_build.tracing import Tracer
+            from max_build.recipes.tracing import Tracer
 
             outside = (one for one in job.python_path if not _is_below(one, str(job.root)))
             self._tracer = Tracer((str(job.root), *outside))
@@ -53,8 +53,8 @@ class Recorder:
 def _recipe(
     tracer: Tracer, job: Job, adapter: Direct, derivation: Derivation
 ) -> tuple[Recipe | None, str]:
-    from max_build.provenance import recipe_of
-    from max_build.surroundings import Here
+    from max_build.recipes.provenance import recipe_of
+    from max_build.recipes.surroundings import Here
 
     root = str(job.root)
     return recipe_of(

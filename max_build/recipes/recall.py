@@ -11,34 +11,16 @@ from max_build.compilers import Direct
 from max_build.config import Settings, Unit
 from max_build.errors import ToolchainError
 from max_build.key import digest
-from max_build.recipe import Recipe, broken, decode, encode, lookup_key
+from max_build.recipes.recipe import Recipe, broken, decode, encode, lookup_key
+from max_build.recipes.surroundings import Here
 from max_build.store import Cache
-from max_build.surroundings import Here
 from max_build.target import Target
 from max_build.workers import environment
 
 __all__ = ["Recall"]
 
 
-_DECIDES = (
-    "callers",
-    "distributions",
-    "inotify",
-    "key",
-    "loading",
-    "notes",
-    "openers",
-    "owners",
-    "places",
-    "provenance",
-    "recipe",
-    "recorder",
-    "surroundings",
-    "target",
-    "tracing",
-    "worker",
-    "workers",
-)
+_DECIDES = ("distributions", "key", "target", "worker", "workers")
 
 
 class Recall:
@@ -122,7 +104,9 @@ def _own_version(digest_of: Callable[[str], str]) -> str:
     The code, not the version: it is the same whether max-build was installed from a wheel or is
     being worked on.
     """
-    package = Path(__file__).parent
-    files = sorted((package / "compilers").glob("*.py"))
-    files += [package / f"{name}.py" for name in _DECIDES]
+    package = Path(__file__).parent.parent
+    files = [package / f"{name}.py" for name in _DECIDES]
+    files += sorted(
+        path for one in ("compilers", "recipes") for path in (package / one).glob("*.py")
+    )
     return digest("".join(digest_of(str(path)) for path in files).encode())

@@ -13,7 +13,7 @@ from importlib import machinery
 
 from max_build import distributions
 from max_build.key import canonical, digest
-from max_build.recipe import Kind, digest_of_value
+from max_build.recipes.recipe import Kind, digest_of_value
 
 __all__ = [
     "Here",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from max_build.callers import Stack
-from max_build.recipe import Kind
+from max_build.recipes.callers import Stack
+from max_build.recipes.recipe import Kind
 
 __all__ = ["Notes"]
 

@@ -14,8 +14,9 @@ Stack = tuple[str, ...]
 LOOKS = ("stat", "lstat", "access", "readlink")
 """Functions of `os` that look at a place."""
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_RECORDER = os.path.join(_OURS, "recorder.py")
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_OURS = os.path.dirname(_HERE) + os.sep
+_RECORDER = os.path.join(_HERE, "recorder.py")
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Inside them time and chance decide names and log lines, not what is computed.
 _UNTOLD = tuple(_LIBRARY + name for name in ("tempfile.py", "logging" + os.sep))

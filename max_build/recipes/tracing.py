@@ -27,8 +27,8 @@ from importlib import machinery
 from types import CodeType
 from typing import Any
 
-from max_build import inotify, openers
-from max_build.callers import (
+from max_build.recipes import inotify, openers
+from max_build.recipes.callers import (
     LOOKS,
     Stack,
     asked_by,
@@ -37,10 +37,10 @@ from max_build.callers import (
     is_library,
     of_python,
 )
-from max_build.loading import Loading
-from max_build.notes import Notes
-from max_build.places import absolute, mapped, passed
-from max_build.surroundings import (
+from max_build.recipes.loading import Loading
+from max_build.recipes.notes import Notes
+from max_build.recipes.places import absolute, mapped, passed
+from max_build.recipes.surroundings import (
     candidates_in,
     kind_of,
     link_of,

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import msgspec
 
 from max_build import compilers
+from max_build.cluster.snapshot import unpack
 from max_build.config import Settings, cache_settings
 from max_build.errors import ConfigError, MaxBuildError, ToolchainError
 from max_build.pipeline import build
 from max_build.record import Blob
-from max_build.snapshot import unpack
 from max_build.store import Cache, CacheSettings, open_cache
 
 __all__ = ["Answer", "Task", "check_cache", "compile_one", "describe", "version"]

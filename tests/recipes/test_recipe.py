@@ -20,10 +20,10 @@ import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import Components, key_of
 from max_build.pipeline import Build, build
-from max_build.recall import Recall
-from max_build.recipe import Distribution, Recipe, broken, decode, encode, lookup_key
+from max_build.recipes.recall import Recall
+from max_build.recipes.recipe import Distribution, Recipe, broken, decode, encode, lookup_key
+from max_build.recipes.surroundings import Here, python
 from max_build.store import CacheSettings, open_cache
-from max_build.surroundings import Here, python
 from max_build.target import Target
 
 COMPONENTS = Components(compiler={"max": "1.0+aa"}, target="cpu", sources={"ir": "0" * 64})

@@ -18,8 +18,8 @@ import pytest
 import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import Components, digest
-from max_build.recipe import Recipe, broken, encode
-from max_build.surroundings import Here
+from max_build.recipes.recipe import Recipe, broken, encode
+from max_build.recipes.surroundings import Here
 from max_build.worker import Derive, Derived
 from max_build.workers import Worker
 
@@ -376,7 +376,7 @@ def test_a_large_file_is_read_in_parts(derive: Deriver, tmp_path: Path) -> None:
 def test_a_file_that_has_settled_is_hashed_once(tmp_path: Path) -> None:
     code = (
         "import os, re\n"
-        "from max_build.tracing import Tracer\n"
+        "from max_build.recipes.tracing import Tracer\n"
         "tracer = Tracer(())\n"
         "def taken():\n"
         "    return int(re.search(r'rchar: (\\d+)', open('/proc/self/io').read())[1])\n"

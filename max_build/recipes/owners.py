@@ -8,7 +8,7 @@ import sys
 from importlib import metadata
 
 from max_build.distributions import normalise
-from max_build.surroundings import is_site
+from max_build.recipes.surroundings import is_site
 
 __all__ = ["Owners", "brings"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from max_build.loading import Loading
+from max_build.recipes.loading import Loading
 
 __all__ = ["follow"]
 

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from max_build import distributions, inotify
-from max_build.callers import Stack
+from max_build import distributions
 from max_build.key import Components, key_of
-from max_build.owners import Owners, brings
-from max_build.recipe import Distribution, Recipe, broken
-from max_build.surroundings import Here, listing_of
-from max_build.tracing import Tracer
+from max_build.recipes import inotify
+from max_build.recipes.callers import Stack
+from max_build.recipes.owners import Owners, brings
+from max_build.recipes.recipe import Distribution, Recipe, broken
+from max_build.recipes.surroundings import Here, listing_of
+from max_build.recipes.tracing import Tracer
 
 __all__ = ["recipe_of"]
 
@@ -40,7 +41,7 @@ _SOURCES = (
     ".toml",
     ".md",
 )
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
 _ALWAYS = ("PYTHONOPTIMIZE",)
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")

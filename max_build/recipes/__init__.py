@@ -1,0 +1,1 @@
+"""What a unit was derived from: noted as it is derived, held against the machine later."""
