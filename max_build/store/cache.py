@@ -128,7 +128,7 @@ class Cache:
             return None
         record, data = found
         if fetch:
-            self.local.put_entry(key, data)
+            self.local.put_entry(key, data, record.blobs)
             self._remember(record)
             for other in nearer:
                 self._offer(other, record, data)
@@ -157,7 +157,7 @@ class Cache:
             self._take(blob, files.get(blob.digest))
         payload = encode(record)
         data = seal(payload, self._signer.sign(record.key, payload) if self._signer else None)
-        self.local.put_entry(record.key, data)
+        self.local.put_entry(record.key, data, record.blobs)
         self._published += 1
         self._remember(record)
         for tier in self.outer:
@@ -232,7 +232,7 @@ class Cache:
                 self.local.file(blob)
         except (StoreError, ValueError) as error:
             return f"key {key[:12]}: {error}"
-        self.local.put_entry(key, data)
+        self.local.put_entry(key, data, record.blobs)
         self._remember(record)
         return ""
 

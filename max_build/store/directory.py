@@ -288,7 +288,14 @@ class DirectoryStore(Store):
     def now(self) -> float:
         """The present by the clock that stamps this directory's files."""
         with self._writing(self.root):
-            return self._now()
+            try:
+                return self._now()
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+            # No room for a file, when room is to be made.
+            os.utime(self.root)
+            return os.stat(self.root).st_mtime
 
     # --- below
 

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from max_build.errors import StoreError
@@ -65,9 +65,11 @@ class Local:
                 return data
         return None
 
-    def put_entry(self, key: str, data: bytes) -> None:
-        """Let `data` stand under `key`, replacing what does."""
+    def put_entry(self, key: str, data: bytes, blobs: Iterable[Blob] = ()) -> None:
+        """Let `data` stand under `key`, replacing what does, where the blobs that it names lie."""
         for store in self._writers():
+            if not all(os.path.lexists(store.place("cas", blob.digest)) for blob in blobs):
+                continue  # they found no room there
             try:
                 store.put_entry(key, data, replace=True)
             except StoreError as error:
