@@ -36,7 +36,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    device: str = "cpu"
+    device: Annotated[str, msgspec.Meta(pattern=r"\A(cpu|gpu:[0-9]{1,3})\Z")] = "cpu"
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from max_build.key import Components, key_of
-from max_build.record import Blob, Record, decode, encode
+from max_build.record import Blob, Record, Tensor, decode, encode
 
 COMPONENTS = Components(compiler={"c": "1"}, target="cpu", sources={"ir": "aa"})
 KEY = key_of(COMPONENTS)
@@ -64,3 +64,11 @@ def test_unknown_fields_of_a_later_writer_are_ignored_but_not_in_components() ->
 def test_blob_by_role() -> None:
     assert RECORD.blob("mef") == RECORD.blobs[0]
     assert RECORD.blob("cubin") is None
+
+
+@pytest.mark.parametrize("device", ["gpu", "gpu:", "gpu:-1", "tpu:0", "gpu:0 "])
+def test_a_device_that_is_none_is_refused(device: str) -> None:
+    placed = Tensor(name="x", dtype="float32", shape=(), device=device)
+    data = encode(msgspec.structs.replace(RECORD, inputs=(placed,)))
+    with pytest.raises(ValueError, match="not readable"):
+        decode(data, KEY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import zipfile
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["locked", "read", "write"]
 
 _LIMIT = 64 << 20  # bytes of a manifest inside a wheel
+_DAMAGED = (RuntimeError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 _HINT = "`max-build build --lock FILE` writes one, and wheels built with max-build have one"
 _IN_WHEEL = (f"/{manifests.FOLDER}/{manifests.NAME}", f"/{manifests.METADATA_NAME}")
 
@@ -55,7 +57,8 @@ def write(path: Path, settings: Settings, result: Build) -> list[str]:
         temp.write_bytes(text)
         os.replace(temp, path)
     except OSError as error:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # which may be why
+            temp.unlink()
         message = f"lock `{path}` cannot be written: {error.strerror}"
         raise StoreError(message, hint="name another file with `--lock`") from error
     left = (one for one in result.outcomes if one.state == "uncached")
@@ -98,7 +101,7 @@ def read(path: Path) -> Manifest:
         manifest = manifests.decode(data, str(path))
     except LoadError as error:
         raise StoreError(error.message, kind="corrupt", hint=_HINT) from error
-    except (OSError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, *_DAMAGED) as error:  # zipfile lets all of them out
         if isinstance(error, StoreError):
             raise
         why = getattr(error, "strerror", None) or error

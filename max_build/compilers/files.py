@@ -8,16 +8,15 @@ import stat
 import time
 from collections.abc import Hashable, MutableMapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from max_build.errors import CompileError
+from max_build.stamp import Stamp, settled, stamp_of
 
 __all__ = ["Disk", "Files", "Found", "Stat"]
 
-_RACY_NS: Final = 2_000_000_000
-
-Stat = tuple[int, int, int, int, int]
-"""Size in bytes, mtime and ctime in ns, inode and device of a file whose digest is known."""
+Stat = Stamp
+"""The stamp of a file whose digest is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,8 @@ class Disk:
     Parameters
     ----------
     memo
-        Absolute path to stat and digest; read and added to. A file that changed within the last
-        two seconds is not remembered, since a second change might not show in its times.
+        Absolute path to stat and digest; read and added to. A file of
+        which another change might not show in its times is not remembered: see `settled`.
 
     Raises
     ------
@@ -64,19 +63,14 @@ class Disk:
             return None  # whatever hides it from us hides it from the compiler
         if not stat.S_ISREG(found.st_mode):
             return None
-        known = (
-            found.st_size,
-            found.st_mtime_ns,
-            found.st_ctime_ns,
-            found.st_ino,
-            found.st_dev,
-        )
+        known = stamp_of(found)
         remembered = self._memo.get(path)
         if remembered is not None and remembered[0] == known:
             return Found(known[3:], remembered[1])
-        # Read before hashing: a change in between shows in the stat and is found next time.
+        # The status is older than the bytes: a change in between is found next time.
+        began = time.time_ns()
         digest = hashlib.sha256(self.read(path)).hexdigest()
-        if time.time_ns() - max(known[1], known[2]) > _RACY_NS:
+        if settled(found, began):
             self._memo[path] = (known, digest)
         return Found(known[3:], digest)
 

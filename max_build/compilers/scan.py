@@ -26,7 +26,7 @@ import msgspec
 
 __all__ = ["SCAN_VERSION", "VOLATILE", "Include", "Problem", "Scan", "scan"]
 
-SCAN_VERSION: Final = 2
+SCAN_VERSION: Final = 3
 """Part of the name under which a scan may be kept; goes up when `scan` sees something new."""
 
 VOLATILE: Final = re.compile(rb"\b__(?:TIME|DATE|TIMESTAMP)__\b")
@@ -58,19 +58,29 @@ class Scan(msgspec.Struct, frozen=True, array_like=True):
     problems: tuple[Problem, ...]
 
 
+_NUMBER = rb"(?<![\w.])\.?\d(?:[eEpP][+-]|'\w|[\w.])*+"  # the quote in 1'000 begins no literal
 _SPLICE = re.compile(rb"\\\r?\n")
 _OPAQUE = re.compile(
     rb"""
       //[^\n]*
     | /\*.*?(?:\*/|\Z)
     | (?<!\w)(?:u8|[uUL])?R"(?P<delimiter>[^\s()\\"]{0,16})\(.*?(?:\)(?P=delimiter)"|\Z)
-    | (?<![\w.])\.?\d(?:[eEpP][+-]|'\w|[\w.])*+   # 1'000 has no literal
+    | %b
     | "(?:[^"\\\n]|\\[^\n])*"?
     | '(?:[^'\\\n]|\\[^\n])*'?
-    """,
+    """
+    % _NUMBER,
     re.VERBOSE | re.DOTALL,
 )
-_VOLATILE_OR_STRING = re.compile(rb'(%b)|"(?:[^"\\\n]|\\[^\n])*"?' % VOLATILE.pattern)
+_VOLATILE_OR_LITERAL = re.compile(
+    rb"""
+      (?P<volatile>%b)
+    | %b
+    | (?P<quote>["'])(?:(?!(?P=quote))[^\\\n]|\\[^\n])*+(?P<end>(?P=quote))?
+    """
+    % (VOLATILE.pattern, _NUMBER),
+    re.VERBOSE,
+)
 _DIRECTIVE = re.compile(
     rb"^[ \t\v\f\r]*(?:\#|%:)[ \t\v\f]*"
     rb"(include_next|include|import|embed|elif|if|define)\b([^\n]*)",
@@ -124,10 +134,23 @@ def scan(data: bytes) -> Scan:
                     name.re is _PROBED and b"next" in name[0].partition(b"(")[0]
                 )
                 found[Include(written, name[1] is not None, following)] = None
-    volatile = next((found for found in _VOLATILE_OR_STRING.finditer(text) if found[1]), None)
-    if volatile and not problems:
+    if not problems and (volatile := _volatile(text)):
         problems.append(Problem(_line(data, volatile.start()), f"uses `{volatile[0].decode()}`"))
     return Scan(tuple(found), tuple(problems))
+
+
+def _volatile(text: bytes) -> re.Match[bytes] | None:
+    """The first macro that differs from one compile to the next, outside of what is quoted."""
+    if VOLATILE.search(text) is None:
+        return None  # as in most files
+    for token in _VOLATILE_OR_LITERAL.finditer(text):
+        if token["volatile"]:
+            return token
+        # A quote without its partner may be none at all to a compiler: nothing hides behind it.
+        half = token["quote"] and not token["end"]
+        if half and (found := VOLATILE.search(text, token.start(), token.end())):
+            return found
+    return None
 
 
 def _visible(data: bytes) -> tuple[bytes, bool]:

@@ -48,6 +48,7 @@ from max_build.recipes.surroundings import (
     names_in,
     size_of,
 )
+from max_build.stamp import Stamp, settled, stamp_of
 
 __all__ = ["Tracer"]
 
@@ -75,8 +76,6 @@ _CALENDARS = {"ctime": 0, "gmtime": 0, "localtime": 0, "strftime": 1, "asctime":
 _MACHINE = (
     "cpu_count process_cpu_count sched_getaffinity getloadavg uname getpid getppid getlogin".split()
 )
-_SETTLED = 2_000_000_000
-"""Nanoseconds after which a file's times tell of any further change."""
 
 
 class Tracer:
@@ -94,7 +93,7 @@ class Tracer:
         self.active = False
         self._roots = roots
         self._inside = threading.local()
-        self._digests: dict[str, tuple[tuple[int, ...], str]] = {}
+        self._digests: dict[str, tuple[Stamp, str]] = {}
         self._watch: inotify.Watch | None = None
         self.blind = ""
         """Why native code cannot be watched; empty when it is."""
@@ -136,7 +135,7 @@ class Tracer:
             if not stat.S_ISREG(before.st_mode):
                 return ""
             known = self._digests.get(path)
-            if known is not None and known[0] == _stamp(before):
+            if known is not None and known[0] == stamp_of(before):
                 return known[1]
             began = time.time_ns()
             with open(path, "rb") as file:
@@ -144,9 +143,8 @@ class Tracer:
                 after = os.fstat(file.fileno())
         except OSError:
             return ""
-        settled = began - max(after.st_mtime_ns, after.st_ctime_ns) > _SETTLED
-        if settled and _stamp(before) == _stamp(after):
-            self._digests[path] = _stamp(after), found
+        if settled(after, began) and stamp_of(before) == stamp_of(after):
+            self._digests[path] = stamp_of(after), found
         return found
 
     def _map(self) -> dict[str, bool]:
@@ -527,7 +525,3 @@ def reads_clock(code: CodeType) -> bool:
     if names & {"now", "utcnow", "today"} and names & {"datetime", "date"}:
         return True
     return any(reads_clock(one) for one in code.co_consts if isinstance(one, CodeType))
-
-
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

@@ -103,20 +103,25 @@ class Model:
             has = ", ".join(f"`{name}`" for name in sorted(names)) or "none"
             message = f"`{self.unit}` has no dynamic dimension `{unknown[0]}`; it has {has}"
             raise LoadError(message)
-        zeros = []
-        for one in self.record.inputs:
-            if one.dtype == "opaque":
-                message = f"`{self.unit}` cannot be warmed: its input `{one.name}` is no tensor"
-                raise LoadError(message, hint="call the model once instead")
-            shape = [sizes.get(dim, 1) if isinstance(dim, str) else dim for dim in one.shape]
-            zeros.append(Buffer.zeros(shape, DType[one.dtype], self._devices[one.device]))
+        if opaque := next((one for one in self.record.inputs if one.dtype == "opaque"), None):
+            message = f"`{self.unit}` cannot be warmed: its input `{opaque.name}` is no tensor"
+            raise LoadError(message, hint="call the model once instead")
+        shapes = [
+            [sizes.get(dim, 1) if isinstance(dim, str) else dim for dim in one.shape]
+            for one in self.record.inputs
+        ]
         try:
+            zeros = [
+                Buffer.zeros(shape, DType[one.dtype], self._devices[one.device])
+                for one, shape in zip(self.record.inputs, shapes, strict=True)
+            ]
             self.engine(*zeros)
             for device in self._devices.values():
                 device.synchronize()
         except Exception as error:
-            shapes = ", ".join(f"{one.dtype}{list(one.shape)}" for one in zeros)
-            message = f"`{self.unit}` cannot be warmed by zeros of {shapes}: {error}"
+            pairs = zip(self.record.inputs, shapes, strict=True)
+            told = ", ".join(f"{one.dtype}{shape}" for one, shape in pairs)
+            message = f"`{self.unit}` cannot be warmed by zeros of {told}: {error}"
             hint = 'say how large its dynamic dimensions have to be: `warm={"name": size}`'
             raise LoadError(message, hint=hint) from error
 

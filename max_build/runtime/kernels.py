@@ -184,9 +184,13 @@ class Kernels(Mapping[str, "Kernel"]):
 
         for name in self:
             handle = driver.CUkernel(int(self[name].handle))
-            status, function = driver.cuKernelGetFunction(handle)
-            if status == driver.CUresult.CUDA_SUCCESS:
-                (status,) = driver.cuFuncLoad(function)
+            try:
+                status, function = driver.cuKernelGetFunction(handle)
+                if status == driver.CUresult.CUDA_SUCCESS:
+                    (status,) = driver.cuFuncLoad(function)
+            except RuntimeError as error:  # what the bindings raise where a driver is too old
+                message = f"the driver cannot load `{name}` of `{self.unit}`: {error}"
+                raise LoadError(message) from error
             if status != driver.CUresult.CUDA_SUCCESS:
                 message = f"the driver does not load `{name}` of `{self.unit}` ({status.name})"
                 raise LoadError(message)

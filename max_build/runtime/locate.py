@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -155,7 +156,7 @@ def weights_path(text: str, bases: tuple[Path, ...]) -> Path:
     Raises
     ------
     WeightsError
-        If there is none; the message lists where was looked.
+        If there is none, or that cannot be told; the message lists where was looked.
     """
     package, colon, inner = text.partition(":")
     if colon and "/" not in package:
@@ -165,13 +166,20 @@ def weights_path(text: str, bases: tuple[Path, ...]) -> Path:
             raise WeightsError(message, hint=f"install the distribution that has `{package}`")
         candidates = [Path(one, inner) for one in spec.submodule_search_locations or ()]
     else:
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))
+        if path.parts[:1] and path.parts[0].startswith("~"):
+            message = f"weights `{text}`: nobody has the home directory of `{path.parts[0]}`"
+            raise WeightsError(message, hint="for a file of that name, write `./` before it")
         candidates = (
             [path] if path.is_absolute() else [base / path for base in (*bases, Path.cwd())]
         )
     for candidate in candidates:
-        if candidate.exists():
-            return candidate
+        try:
+            if candidate.exists():
+                return candidate
+        except OSError as error:
+            message = f"weights `{text}`: `{candidate}` cannot be looked at: {error.strerror}"
+            raise WeightsError(message) from error
     looked = ", ".join(f"`{one}`" for one in dict.fromkeys(candidates))
     message = f"weights `{text}` are not there; looked at {looked}"
     raise WeightsError(message, hint="pass `weights=` with the path of the file")

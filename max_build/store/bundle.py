@@ -6,6 +6,7 @@ A tar file, zstd-compressed, with the names of a directory: `cas/<2>/<sha256>` (
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import tarfile
@@ -70,7 +71,8 @@ def pack(cache: Cache, keys: Iterable[str], path: Path) -> Carried:
         message = f"bundle `{path}` cannot be written: {error.strerror or error}"
         raise StoreError(message) from error
     finally:
-        temp.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temp.unlink()
     return Carried(len(entries), len(blobs))
 
 

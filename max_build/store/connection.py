@@ -59,7 +59,7 @@ class Connection:
         Raises
         ------
         StoreError
-            If a TLS file is of no use.
+            If a TLS file is of no use, or the address of the proxy.
         urllib3.exceptions.HTTPError
             If there is no reply; see `fault`.
         """
@@ -98,7 +98,11 @@ class Connection:
             options["ssl_context"] = _tls(settings)
         proxy = getproxies().get(parts.scheme)
         if proxy and not proxy_bypass(parts.netloc):
-            userinfo = _userinfo(proxy)
+            try:
+                userinfo = _userinfo(proxy)
+            except ValueError:  # its text may hold what is secret in the URL
+                message = f"the URL in `{parts.scheme}_proxy` cannot be read"
+                raise StoreError(message, hint="e.g. `http://proxy:3128`") from None
             headers = {"Proxy-Authorization": _basic(userinfo)} if userinfo else {}
             # It is told the whole URL.
             manager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
@@ -119,7 +123,7 @@ def authorization(url: str) -> dict[str, str]:
 
     # Not by `Path`, which raises for a user without a home directory.
     path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
-    with contextlib.suppress(OSError, NetrcParseError):
+    with contextlib.suppress(OSError, NetrcParseError, UnicodeDecodeError):
         found = netrc(path).authenticators(urlsplit(url).hostname or "")
         if found is not None:
             return {"Authorization": _basic(f"{found[0]}:{found[2]}".encode())}

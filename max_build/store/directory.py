@@ -110,6 +110,7 @@ class DirectoryStore(Store):
             except OSError as error:
                 if error.errno not in {errno.ENOENT, errno.ESTALE} or not left:
                     raise
+                _names(folder)  # so that an NFS client asks for it anew, and for its name
                 self._seen(folder)
         raise AssertionError
 

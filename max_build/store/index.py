@@ -15,32 +15,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from max_build.stamp import settled, stamp_of
 from max_build.store.base import CHUNK
 
-__all__ = ["Memo", "Stamp", "stamp_of"]
+__all__ = ["Memo"]
 
 log = logging.getLogger(__name__)
 
-Stamp = tuple[int, int, int, int, int]
-"""What stays the same as long as a file does: size, mtime and ctime in ns, inode, device."""
-
-_RACY = 2.0
 _TOGETHER = 64
 _PATIENCE = 3  # failures in a row
-
-
-def stamp_of(info: os.stat_result) -> Stamp:
-    """The stamp of a file."""
-    return (info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev)
-
-
-def settled(info: os.stat_result) -> bool:
-    """Whether a later change of the file is sure to show in its stamp.
-
-    A file written in the last two seconds may be written again within the same tick of the file
-    system's clock. One from the future (another machine's clock) is never settled.
-    """
-    return time.time() - max(info.st_mtime, info.st_ctime) > _RACY
 
 
 class Memo:
@@ -128,11 +111,12 @@ class Memo:
         known = self._file(name)
         if known is not None and known.startswith(stamp + b" "):
             return known[len(stamp) + 1 :].decode()
+        began = time.time_ns()
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
             found = _hash(file)
             after = os.fstat(file.fileno())
-        if stamp_of(info) == stamp_of(after) and settled(info):
+        if stamp_of(info) == stamp_of(after) and settled(info, began):
             known = repr(stamp_of(info)).encode() + b" " + found.encode()
             self._files[name] = self._unsaved[name] = known
             if len(self._unsaved) >= _TOGETHER:

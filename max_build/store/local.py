@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ from pathlib import Path
 from max_build.errors import StoreError
 from max_build.key import digest
 from max_build.record import Blob
+from max_build.stamp import Stamp, settled, stamp_of
 from max_build.store.base import Sink
 from max_build.store.directory import DirectoryStore, open_regular, read_whole
-from max_build.store.index import Memo, Stamp, settled, stamp_of
+from max_build.store.index import Memo
 
 __all__ = ["Local"]
 
@@ -187,6 +189,7 @@ class Local:
                 if remembers and info.st_size == blob.size and self._remembered(blob.digest, stamp):
                     self._verified[path] = stamp
                     return True
+            began = time.time_ns()
             fd = open_regular(path)
             if fd is None:
                 return False
@@ -206,7 +209,7 @@ class Local:
         if not right:
             message = f"blob {blob.digest[:12]} ({blob.role}) is damaged: `{path}`"
             raise StoreError(message, kind="corrupt")
-        if settled(info):
+        if settled(info, began):
             stamp = stamp_of(info)
             self._verified[path] = stamp
             if remembers:

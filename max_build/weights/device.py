@@ -29,6 +29,9 @@ __all__ = ["cuda_buffers", "deliver", "device_buffers", "host_buffers"]
 
 _log = logging.getLogger(__name__)
 
+#: Tensors that are in memory at one time after they were converted for a device.
+_MADE_AT_ONCE = 8
+
 
 def deliver(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], devices: Mapping[str, Any]
@@ -124,8 +127,11 @@ def device_buffers(
     sink = MaxSink(plan, device)
     ordinal = -1 if device.is_host else device.id
     _fill(plan, sink, [arena._data_ptr() for arena in sink.arenas], ordinal, progress)  # noqa: SLF001 - MAX has no public way there
-    found = host_buffers({name: one for name, one in tensors.items() if name not in plan.places})
-    found = {name: buffer.to(device) for name, buffer in found.items()}
+    found: dict[str, Any] = {}
+    rest = [name for name in tensors if name not in plan.places]
+    for begin in range(0, len(rest), _MADE_AT_ONCE):
+        some = host_buffers({name: tensors[name] for name in rest[begin : begin + _MADE_AT_ONCE]})
+        found |= {name: buffer.to(device) for name, buffer in some.items()}
     for name, (arena, offset, nbytes) in plan.places.items():
         found[name] = _shaped(sink.arenas[arena][offset : offset + nbytes], tensors[name])
     return found

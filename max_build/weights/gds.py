@@ -10,6 +10,7 @@ ring, and whether DMA from the disk wins depends on where disk and GPU are plugg
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -138,7 +139,9 @@ def fill(
     handles: list[int] = []
     descriptors: list[int] = []
     try:
-        Device(device_id).set_current()
+        device = Device(device_id)
+        device.set_current()
+        device.sync()  # cuFile waits for no stream, and the arenas' memory may be in use on one yet
         _open_driver()
         for file in plan.files:
             file.check()
@@ -158,7 +161,8 @@ def fill(
         raise GdsError(message) from error
     finally:
         for handle in handles:
-            cufile.handle_deregister(handle)
+            with contextlib.suppress(Exception):  # what was read is there all the same
+                cufile.handle_deregister(handle)
         for descriptor in descriptors:
             os.close(descriptor)
     for file in plan.files:

@@ -16,6 +16,7 @@ import mmap
 import os
 import stat
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, TypeVar
 
@@ -69,6 +70,7 @@ class File:
             raise WeightsError(message)
         self.size = status.st_size
         self.identity = identity(status)
+        self.opened = time.time_ns()
         self._memory: mmap.mmap | None = None
         self._filled: bytearray | None = None  # one flag per block of an arena
         self._lock = threading.Lock()

@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import mmap
 import os
-import time
 from typing import TYPE_CHECKING
 
+from max_build.stamp import settled, stamp_of
 from max_build.weights import index
 from max_build.weights.pages import identity
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Remembered", "default_folder"]
 
-#: A file changed in the last seconds may change again without its stamp showing it.
-_RACY = 2.0
 #: Shorter headers are parsed sooner than an index is found.
 _WORTH = 64 << 10
 #: Files kept, two for each header; those used longest ago go first.
@@ -133,7 +131,7 @@ def _stamp(file: File) -> str:
     status = os.fstat(file.descriptor)
     if identity(status) != file.identity:
         return ""
-    if time.time() - max(status.st_mtime, status.st_ctime) <= _RACY:
+    if not settled(status, file.opened):
         return ""
-    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return hashlib.sha256(repr(("max-build weights stamp 1", *stamp)).encode()).hexdigest()
+    text = repr(("max-build weights stamp 2", *stamp_of(status)))
+    return hashlib.sha256(text.encode()).hexdigest()

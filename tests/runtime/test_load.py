@@ -68,6 +68,8 @@ def test_a_warm_model_gives_the_same(site: Path, weights: Path) -> None:
 def test_a_model_that_cannot_be_warmed_says_why(site: Path, weights: Path) -> None:
     with pytest.raises(LoadError, match="`affine` has no dynamic dimension `m`; it has `n`"):
         max_build.load("toy", weights=weights, device="cpu", warm={"m": 3})
+    with pytest.raises(LoadError, match=r"cannot be warmed by zeros of float32\[-1, 4\]: "):
+        max_build.load("toy", weights=weights, device="cpu", warm={"n": -1})
 
 
 def test_long_headers_of_weights_are_remembered_in_the_cache(
@@ -113,6 +115,10 @@ def test_weights_that_are_nowhere(site: Path) -> None:
         max_build.load("toy")
     with pytest.raises(WeightsError, match=r"package `nonesuch` is not installed"):
         max_build.load("toy", weights="nonesuch:model.safetensors")
+    with pytest.raises(WeightsError, match=r"nobody has the home directory of `~no-such-user`"):
+        max_build.load("toy", weights="~no-such-user/model.safetensors")
+    with pytest.raises(WeightsError, match="cannot be looked at: File name too long"):
+        max_build.load("toy", weights="w" * 300)
 
 
 @pytest.mark.parametrize(

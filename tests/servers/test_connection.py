@@ -11,6 +11,7 @@ from max_build.errors import StoreError
 from max_build.key import digest
 from max_build.record import encode
 from max_build.store import CacheSettings, Hit, Miss, open_cache
+from max_build.store.connection import authorization
 from max_build.store.entry import seal
 from max_build.store.http import HttpStore
 from max_build.testing.store import example
@@ -161,6 +162,13 @@ def test_credentials_from_netrc(nginx):
     assert "geheim" not in str(caught.value)
 
 
+def test_a_netrc_that_is_no_text_is_as_none(tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_bytes(b"machine localhost login \xff\xfe password geheim\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert authorization("http://localhost/") == {}
+
+
 def test_a_token_is_sent_as_bearer(tmp_path, monkeypatch):
     if cache_servers.program("nginx") is None:
         pytest.skip("`nginx` is not installed (Debian: nginx-light)")
@@ -229,4 +237,11 @@ def test_a_proxy_of_no_use_is_a_fault(nginx, proxy, tmp_path, monkeypatch, schem
     kinds, warning = faulty(tmp_path / "c", url, remote_ca=str(nginx.certificate))
     assert kinds == {"permission" if trouble == "wrong password" else "refused"}
     assert "proxy" in warning
+    assert "geheim" not in warning
+
+
+def test_a_proxy_whose_url_is_none_is_a_fault(tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://bob:geheim@[proxy")
+    _, warning = faulty(tmp_path / "c", "http://cache.invalid")
+    assert "the URL in `http_proxy` cannot be read" in warning
     assert "geheim" not in warning

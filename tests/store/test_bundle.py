@@ -51,6 +51,15 @@ def test_a_bundle_is_the_same_wherever_it_is_made(tmp_path):
     assert (tmp_path / "one.tar.zst").read_bytes() == (tmp_path / "two.tar.zst").read_bytes()
 
 
+def test_where_no_bundle_can_be_written_it_is_told(tmp_path):
+    cache, records = filled(tmp_path / "here")
+    (tmp_path / "file").touch()
+    with cache:
+        for place in ("file", "nowhere"):
+            with pytest.raises(StoreError, match="cannot be written"):
+                pack(cache, [records[0].key], tmp_path / place / "b")
+
+
 def test_what_is_altered_in_a_bundle_is_refused(tmp_path):
     record = example("u", b"good")
     cache = open_cache(CacheSettings(dir=str(tmp_path / "here")))

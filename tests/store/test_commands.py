@@ -208,6 +208,7 @@ def test_another_compile_of_a_key_is_not_what_a_lock_names(run, project, monkeyp
         ("path for a digest", "is damaged"),
         ("wheel without", "carries no manifest"),
         ("cut wheel", "cannot be read"),
+        ("wheel with less than it says", "cannot be read"),
     ],
 )
 def test_what_is_no_lock_is_told(run, project, monkeypatch, content, told):
@@ -219,14 +220,18 @@ def test_what_is_no_lock_is_told(run, project, monkeypatch, content, told):
         lock_of(path, record)
         name = record.blobs[0].digest.encode()
         path.write_bytes(path.read_bytes().replace(name, b"../../../pyproject.toml"))
-    elif content in ("wheel without", "cut wheel"):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
-            inside = "demo/_max_build/manifest.json" if content == "cut wheel" else "demo/x.py"
+    elif isinstance(content, str):
+        packed = zipfile.ZIP_DEFLATED if content == "cut wheel" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", packed) as wheel:
+            inside = "demo/x.py" if content == "wheel without" else "demo/_max_build/manifest.json"
             wheel.writestr(inside, os.urandom(100))
+        data = bytearray(path.read_bytes())
         if content == "cut wheel":
-            data = bytearray(path.read_bytes())
             data[60:120] = bytes(60)
-            path.write_bytes(data)
+        elif content == "wheel with less than it says":
+            sizes = data.index(b"PK\1\2") + 20
+            data[sizes : sizes + 8] = b"\0\0\xff\0" * 2
+        path.write_bytes(data)
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(MaxBuildError, match=told) as caught:
@@ -266,11 +271,11 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
         found = cache.lookup(key)
         assert isinstance(found, Hit)
         assert cache.path(found.record.blobs[0]).read_bytes() == b"ir of a graph"
-    missing = str(tmp_path / "nowhere" / "lock")
     env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "ci", "PYTHONPATH": site}
-    done = max_build("build", "--lock", missing, cwd=repo, env=env)
-    assert done.returncode == 1
-    assert f"lock `{missing}` cannot be written" in done.stderr
+    for place in (tmp_path / "nowhere" / "lock", lock / "below"):
+        done = max_build("build", "--lock", str(place), cwd=repo, env=env)
+        assert done.returncode == 1
+        assert f"lock `{place}` cannot be written" in done.stderr
 
 
 def test_pack_and_unpack(run, project, monkeypatch):

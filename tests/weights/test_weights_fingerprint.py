@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from weights_files import ARRAY, BOOL, F32, STRING, Gguf, entry, payload, safetensors, tensors
 
+from max_build import stamp
 from max_build.cli import weights as command
 from max_build.weights import Weights, index, open_weights, remembered
 from max_build.weights.fingerprint import compare, fingerprint
@@ -219,7 +220,7 @@ def many(path: Path, count: int = 2000, order: str = "") -> Path:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let stamps be believed at once, in the place of two seconds' wait."""
-    monkeypatch.setattr(remembered, "_RACY", -1e9)
+    monkeypatch.setattr(stamp, "_RACY", -(10**18))
 
 
 def same(one: Weights, other: Weights) -> bool:
