@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sqlite3
 import time
 from pathlib import Path
@@ -46,24 +48,56 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcach
 
 
 class PatientCache(diskcache.Cache):  # type: ignore[misc, unused-ignore]
-    """Opens within seconds or not at all; diskcache itself would try for a minute.
+    """Opens within seconds or not at all; diskcache itself would try for minutes.
 
     A file system whose locks fail, such as NFS without its lock daemon, looks locked for ever.
+
+    All threads have one connection, so that `close` closes it for all: whoever uses the index has
+    to see to it that no two do so at once. diskcache has one for each thread, which nobody closes.
     """
 
-    @property
-    def _sql_retry(self) -> Any:
-        def retry(*statement: Any) -> Any:
-            deadline = time.monotonic() + _PATIENCE
-            while True:
-                try:
-                    return self._sql(*statement)
-                except sqlite3.OperationalError as error:
-                    if str(error) != "database is locked" or time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.005)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._connection: sqlite3.Connection | None = None
+        self._give_up = time.monotonic() + _PATIENCE
+        super().__init__(*arguments, **options)
+        self._give_up = float("inf")
 
-        return retry
+    @property
+    def _con(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = sqlite3.connect(
+                os.path.join(self._directory, diskcache.core.DBNAME),
+                timeout=self._timeout,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            with contextlib.suppress(sqlite3.OperationalError):  # it is a new file
+                kept = self._connection.execute("SELECT key, value FROM Settings").fetchall()
+                for key, value in kept:
+                    if key.startswith("sqlite_"):  # pragmas are a connection's own
+                        self.reset(key, value, update=False)
+        return self._connection
+
+    def close(self) -> None:
+        """Close the connection; the next use makes another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @property
+    def _sql(self) -> Any:
+        execute = super()._sql
+
+        def bounded(*statement: Any) -> Any:
+            try:
+                return execute(*statement)
+            except sqlite3.OperationalError as error:
+                if time.monotonic() < self._give_up:
+                    raise
+                message = "unable to open: it is locked for too long"
+                raise sqlite3.OperationalError(message) from error
+
+        return bounded if self._give_up < float("inf") else execute
 
 
 def open_index(folder: Path) -> Any:

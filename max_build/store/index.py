@@ -36,6 +36,8 @@ class Memo:
         self._folder = folder
         self._index: Any = None
         self._lock = threading.Lock()
+        self._turn = threading.RLock()
+        self._owner = os.getpid()
         self._failures = 0
         self._files: dict[str, bytes] = {}
         self._known: set[str] = set()
@@ -154,7 +156,8 @@ class Memo:
         if index is None:
             return None
         try:
-            found = use(index)
+            with self._turn:
+                found = use(index)
         except Exception as error:  # noqa: BLE001 - whatever sqlite says, it is only a memo
             log.debug("index: %s", error)
             self._failures += 1
@@ -168,6 +171,8 @@ class Memo:
 
     def _open(self) -> Any:
         with self._lock:
+            if self._owner != os.getpid():  # a connection to sqlite does not survive a fork
+                self._inherited, self._index, self._owner = self._index, None, os.getpid()
             if self._index is None and self._folder is not None:
                 try:
                     from max_build.store._disk import open_index

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -42,7 +44,8 @@ def verify(
     store
         One that can list.
     repair
-        Whether to discard what is damaged. An entry that names a blob that is gone is damaged.
+        Whether to discard what is damaged. An entry that names a blob that is gone is damaged;
+        what could not be read for a reason that may pass is only told.
     seen
         Called after each name.
 
@@ -55,31 +58,43 @@ def verify(
     damaged: set[str] = set()
     entries = blobs = 0
 
-    def judge(kind: Kind, name: str, problem: str) -> None:
-        if problem:
-            findings.append(Finding(kind, name, problem))
-            if repair:
-                store.discard(kind, name)
+    def judge(kind: Kind, name: str, look: Callable[[], str]) -> None:
+        try:
+            problem = look()
+        except StoreError as error:
+            findings.append(Finding(kind, name, error.message))
+        else:
+            if problem:
+                findings.append(Finding(kind, name, problem))
+                damaged.add(name)
+                if repair:
+                    store.discard(kind, name)
         seen()
 
     for item in store.list("cas"):
         blobs += 1
-        problem = _blob(store, item.name)
-        if problem:
-            damaged.add(item.name)
-        judge("cas", item.name, problem)
+        judge("cas", item.name, partial(_blob, store, item.name))
     for item in store.list("ac"):
         entries += 1
-        judge("ac", item.name, _entry(store, item.name, damaged))
+        judge("ac", item.name, partial(_entry, store, item.name, damaged))
     return Verified(entries, blobs, tuple(findings))
 
 
+def _passes(error: StoreError) -> bool:
+    """Whether a fault may be over soon: a server that is slow, too many open files."""
+    cause = error.__cause__
+    return error.kind != "corrupt" and getattr(cause, "errno", None) != errno.EIO
+
+
 def _blob(store: Store, name: str) -> str:
+    """What is wrong with a blob; StoreError where that cannot be told for now."""
     sink = Sink(_Nowhere(), _ANY)
     try:
         if not store.get_blob(name, sink):
             return ""  # removed while we looked
     except StoreError as error:
+        if _passes(error):
+            raise
         return error.message
     return "" if sink.digest() == name else "its bytes are not those of its name"
 
@@ -98,7 +113,11 @@ def _entry(store: Store, name: str, damaged: set[str]) -> str:
             for blob in decode(payload, name).blobs
             if blob.digest in damaged or not store.has_blob(blob.digest)
         ]
-    except (StoreError, ValueError) as error:
+    except StoreError as error:
+        if _passes(error):
+            raise
+        return error.message
+    except ValueError as error:
         return str(error)
     return f"it names blob {gone[0][:12]}, which is gone or damaged" if gone else ""
 

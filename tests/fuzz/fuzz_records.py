@@ -203,7 +203,7 @@ def _record_seeds() -> Mapping[str, bytes]:
         "good-later": _changed(good, later=[1, {"x": None}]),
         "bad-name": _changed(good, blobs=[outside]),
         "bad-size": _changed(good, blobs=[outside | {"digest": "0" * 64, "size": -1}]),
-        "bad-depth": good[:-1] + b',"later":' + b"[" * 3000 + b"]" * 3000 + b"}",
+        "bad-depth": good[:-1] + b',"later":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     }
 
 
@@ -223,7 +223,7 @@ TARGETS = (
         _recipe,
         lambda: {
             "good-recipe": recipe_text(),
-            "bad-depth": recipe_text()[:-1] + b"," + b"[" * 9000,
+            "bad-depth": recipe_text()[:-1] + b"," + b"[" * 100_000,
             "good-null-byte": _changed(recipe_text(), files={"a\0b": "0" * 64}),
             "good-endless": _changed(recipe_text(), files={"/dev/zero": "0" * 64}),
             "good-long": _changed(recipe_text(), looked={"x" * 5000: "absent"}),
@@ -244,7 +244,7 @@ TARGETS = (
         lambda: {
             "good-manifest": _manifest_text(),
             "bad-text": _manifest_text().replace(b"encoder", b"\xff\xfe"),
-            "bad-depth": b'{"schema":1,"x":' + b"[" * 9000,
+            "bad-depth": b'{"schema":1,"x":' + b"[" * 100_000,
         },
         (JSON,),
     ),

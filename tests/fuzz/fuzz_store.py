@@ -184,7 +184,7 @@ TARGETS = (
         lambda: {
             "good-entry": entry_of(),
             "bad-outside": seal(encode(RECORD_OF_ALL).replace(_IR, b'"digest":"../sentinel"')),
-            "bad-depth": b'{"x":' + b"[" * 9000 + b"\n{}\n",
+            "bad-depth": b'{"x":' + b"[" * 100_000 + b"\n{}\n",
         },
         (ENTRY,),
         weight=20,

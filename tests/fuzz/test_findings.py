@@ -35,7 +35,7 @@ from max_build.store.index import Memo
 from max_build.weights import open_weights
 
 KEY = RECORD_OF_ALL.key
-DEEP = b"[" * 9000 + b"]" * 9000
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 # --- records
