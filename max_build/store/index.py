@@ -38,6 +38,7 @@ class Memo:
         self._lock = threading.Lock()
         self._turn = threading.RLock()
         self._owner = os.getpid()
+        self._inherited: Any = None  # kept, since ending it here would meddle with the parent's
         self._failures = 0
         self._files: dict[str, bytes] = {}
         self._known: set[str] = set()

@@ -122,6 +122,8 @@ def _at(base: Path, size: int, rounds: int, each: int) -> Iterator[tuple[str, Fi
     say(f"a store of {size:,} entries, and its peers")
     pick = random.Random(size)
     fresh = iter(range(size, sys.maxsize))
+    # As many at every size: the rest only fills the directories.
+    asked = pick.sample(range(size), min(size, SIZES[0]))
     root = base / "ours"
     _fill(root, size)
     with open_cache(CacheSettings(dir=str(root))) as cache:
@@ -134,7 +136,7 @@ def _at(base: Path, size: int, rounds: int, each: int) -> Iterator[tuple[str, Fi
         def run(store: Contender, operation: str) -> float:
             """Microseconds of one, of several."""
             numbers = (
-                next(fresh) if operation in ("put", "miss") else pick.randrange(size)
+                next(fresh) if operation in ("put", "miss") else pick.choice(asked)
                 for _ in range(each)
             )
             items = [Item.of(number) for number in numbers]
