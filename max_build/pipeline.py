@@ -13,17 +13,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from max_build import compilers
 from max_build.compilers import Job
 from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
 from max_build.executor import Executor, LocalPool, open_executor
-from max_build.explain import Explanation, explain_miss
 from max_build.key import digest, key_of
 from max_build.recipes.recall import Recall
 from max_build.record import Blob, Record, Role
@@ -31,6 +29,9 @@ from max_build.store import Cache, Hit
 from max_build.target import Target
 from max_build.worker import Compile, Compiled, Derive, Derived, Failed
 from max_build.workers import Worker, Workers
+
+if TYPE_CHECKING:
+    from max_build.explain import Explanation
 
 __all__ = ["Build", "Event", "Mode", "Outcome", "Reporter", "State", "build", "summary"]
 
@@ -181,6 +182,8 @@ class _Session:
     def _run(
         self, executor: Executor, jobs: Mapping[int, tuple[Unit, Target]]
     ) -> dict[int, Outcome]:
+        from concurrent.futures import ThreadPoolExecutor, as_completed  # not where all hits
+
         def one(unit: Unit, target: Target) -> Outcome:
             return self._done(executor.run(unit, target, self))
 
@@ -259,6 +262,8 @@ class _Session:
         found = self._cache.lookup(key, fetch=self._mode != "look", again=building)
         if isinstance(found, Hit):
             return _hit(job.unit, job.target, found, started)
+        from max_build.explain import explain_miss
+
         reason, explanation = explain_miss(
             self._cache,
             job.unit.name,
