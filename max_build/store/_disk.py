@@ -84,6 +84,10 @@ class PatientCache(diskcache.Cache):  # type: ignore[misc, unused-ignore]
         if connection is not None:
             connection.close()
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # e.g. if it was never opened
+            self.close()
+
     @property
     def _sql(self) -> Any:
         execute = super()._sql

@@ -69,9 +69,11 @@ class Local:
 
     def put_entry(self, key: str, data: bytes, blobs: Iterable[Blob] = ()) -> None:
         """Let `data` stand under `key`, replacing what does, where the blobs that it names lie."""
-        for store in self._writers():
+        for store in self._stores():
+            if not store.writable:
+                continue
             if not all(os.path.lexists(store.place("cas", blob.digest)) for blob in blobs):
-                continue  # they found no room there
+                continue  # they found no room there, or a gc has just taken them
             try:
                 store.put_entry(key, data, replace=True)
             except StoreError as error:

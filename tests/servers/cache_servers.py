@@ -290,6 +290,8 @@ def certificate(folder: Path, name: str, authority: str = "", passphrase: str = 
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
         *("-days", "2", "-subj", f"/CN={name}"),
         *("-addext", f"subjectAltName=DNS:{name}"),
+        # Python 3.13 takes no authority that does not say it is one.
+        *("-addext", "keyUsage=critical,digitalSignature,keyCertSign"),
         *("-keyout", f"{name}.key", "-out", f"{name}.pem"),
         *(("-passout", f"pass:{passphrase}") if passphrase else ("-nodes",)),
     ]

@@ -442,3 +442,14 @@ def test_a_wrong_public_key_is_named(tmp_path):
         open_cache(
             CacheSettings(dir=str(tmp_path), public_keys=("a:" + "A" * 43 + "=", "nonsense"))
         )
+
+
+def test_an_entry_whose_blob_has_just_gone_makes_no_scratch_space(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    record = example("unit", b"bytes")
+    with open_cache(CacheSettings(dir=str(tmp_path / "own"))) as cache:
+        cache.local.put_entry(record.key, b"entry", record.blobs)
+        assert cache.local.get_entry(record.key) is None
+        assert not list(scratch.iterdir())
