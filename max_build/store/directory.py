@@ -29,7 +29,7 @@ from max_build.store.base import (
     fault_of,
 )
 
-__all__ = ["DirectoryStore", "open_regular", "read_small", "read_whole"]
+__all__ = ["MAKERS", "DirectoryStore", "open_regular", "read_small", "read_whole"]
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ _NAME = re.compile(r"[0-9a-f]{64}\Z")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block
 _ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
-_MAKERS = 16
+MAKERS = 16
 """Writers that may find the same folder missing at once."""
 
 _TOUCH_AFTER = 600.0  # well within the grace of gc, which has to see what is in use
@@ -103,7 +103,7 @@ class DirectoryStore(Store):
         just made. So it is done again where it fails for want of the folder; each of those who
         make it at the same time can be in the way once.
         """
-        for left in reversed(range(_MAKERS)):
+        for left in reversed(range(MAKERS)):
             self._make(folder)
             try:
                 return act(folder)

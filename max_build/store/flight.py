@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from max_build.store.directory import MAKERS
+
 __all__ = ["node_lock"]
 
 _POLL = 0.05
-_MAKERS = 16
 
 
 @contextlib.contextmanager
@@ -49,7 +50,7 @@ def _acquire(path: Path, limit: float) -> tuple[int | None, bool]:
         except OSError as error:
             # Its folder may just be giving way to that of another who made it too.
             missed += 1
-            if error.errno != errno.ENOENT or missed > _MAKERS:
+            if error.errno != errno.ENOENT or missed > MAKERS:
                 return None, waited
             continue
         try:

@@ -146,6 +146,7 @@ class Memo:
 
     def _leave(self) -> None:
         """Remember nothing from here on."""
+        self._after_fork()
         with self._lock:
             index, self._index, self._folder = self._index, None, None
         if index is not None:
@@ -171,9 +172,8 @@ class Memo:
         return found
 
     def _open(self) -> Any:
+        self._after_fork()
         with self._lock:
-            if self._owner != os.getpid():  # a connection to sqlite does not survive a fork
-                self._inherited, self._index, self._owner = self._index, None, os.getpid()
             if self._index is None and self._folder is not None:
                 try:
                     from max_build.store._disk import open_index
@@ -185,6 +185,12 @@ class Memo:
                         shutil.rmtree(self._folder, ignore_errors=True)
                     self._folder = None
             return self._index
+
+    def _after_fork(self) -> None:
+        """In a child: neither its parent's connection nor what a thread of the parent held."""
+        if self._owner != os.getpid():
+            self._inherited, self._index, self._owner = self._index, None, os.getpid()
+            self._lock, self._turn = threading.Lock(), threading.RLock()
 
     def _forget(self) -> None:
         """Drop a damaged index; the next process starts a new one."""

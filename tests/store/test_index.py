@@ -156,3 +156,17 @@ def test_a_broken_index_is_no_loss(tmp_path, damage):
         with open_cache(where) as cache:
             assert cache.memo.get("a", "k") == b"1"
     path.parent.chmod(0o700)
+
+
+def test_a_forked_process_has_a_connection_of_its_own_and_waits_for_nobody(memo):
+    memo.set("a", "k", b"1")
+    mine = memo._index
+    with memo._turn, memo._lock:  # as a thread may that is not in the child
+        child = os.fork()
+        if child == 0:
+            same = memo.get("a", "k") == b"1" and memo._index is not mine
+            memo.close()
+            os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert memo.get("a", "k") == b"1"
+    assert memo._index is mine
