@@ -151,10 +151,11 @@ class _Session:
 
     def __init__(self, settings: Settings, cache: Cache, mode: Mode, report: Reporter) -> None:
         self._settings = settings
+        self._root = Path(settings.root)
         self._cache = cache
         self._mode = mode
         self._report = report
-        self._workers = Workers(Path(settings.root))
+        self._workers = Workers(self._root)
         self._recall = Recall(settings, cache)
         self._scratch = Path(tempfile.mkdtemp(prefix="max-build-"))
 
@@ -325,9 +326,8 @@ class _Session:
         )
 
     def _job(self, unit: Unit, target: Target, scratch: Path) -> Job:
-        settings = self._settings
-        root, memory = Path(settings.root), self._cache.memo
-        return Job(unit, target, root, settings.python_path, scratch, memory)
+        paths, memory = self._settings.python_path, self._cache.memo
+        return Job(unit, target, self._root, paths, scratch, memory)
 
     @contextlib.contextmanager
     def _own_scratch(self) -> Iterator[Path]:

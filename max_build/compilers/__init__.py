@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from max_build.errors import ToolchainError
 
@@ -48,8 +49,7 @@ class Memory(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One unit for one target, and where its project lies on this machine.
 
     Nothing of it but the unit's declaration and the target may reach a key: `root`,
@@ -65,8 +65,7 @@ class Job:
     memory: Memory | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation:
+class Derivation(msgspec.Struct, frozen=True):
     """What a unit comes down to for one target, before anything is compiled.
 
     Parameters
@@ -93,8 +92,7 @@ class Derivation:
     reads: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(msgspec.Struct, frozen=True):
     """What a compile left behind, validated by the adapter that made it.
 
     Parameters
@@ -113,7 +111,7 @@ class Product:
     """
 
     files: Mapping[Role, Path | tuple[Path, ...]]
-    kernels: Mapping[str, Kernel] = field(default_factory=dict)
+    kernels: Mapping[str, Kernel] = {}
     inputs: tuple[Tensor, ...] = ()
     outputs: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()

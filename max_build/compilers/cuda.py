@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
 from max_build.compilers.cuda_libraries import NVRTC
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["CudaCompiler", "SourceCompiler", "foreign", "kernels_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     options: CudaOptions
     layout: Layout
     closure: Closure

@@ -7,8 +7,9 @@ import os
 import stat
 import time
 from collections.abc import Hashable, MutableMapping
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from max_build.errors import CompileError
 from max_build.stamp import Stamp, settled, stamp_of
@@ -19,8 +20,7 @@ Stat = Stamp
 """The stamp of a file whose digest is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """One regular file: what tells it from every other, and the SHA-256 of its bytes, in hex."""
 
     identity: Hashable

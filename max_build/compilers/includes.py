@@ -93,7 +93,8 @@ class Layout:
     def disk_path(self, tree_path: str) -> str:
         """Where a tree path lies on this machine."""
         root, _, rest = tree_path.partition("/")
-        return posixpath.join(self.roots[root], rest) if rest else self.roots[root]
+        directory = self.roots[root]
+        return f"{directory}/{rest}" if rest and directory != "/" else f"{directory}{rest}"
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
@@ -188,8 +189,7 @@ def changed(closure: Closure, layout: Layout, files: Files) -> str:
         identities[header.path] = found.identity
         if header.first != header.path and identities[header.first] != found.identity:
             return f"`{header.path}` no longer is the same file as `{header.first}`"
-    names = sum(header.first == header.path for header in closure.files)
-    if len(set(identities.values())) != names:
+    if len(set(identities.values())) != len({header.first for header in closure.files}):
         return "two headers have become one file"
     for path in closure.detours:
         found = files.find(layout.disk_path(path))

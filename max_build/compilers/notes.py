@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Notes"]
 
 _NAMESPACE = "cuda"
+_CLOSURE = msgspec.json.Decoder(Closure)
 _MOST = 50_000  # entries of one kind; more of them are old ones
 
 Key = TypeVar("Key", bound=Hashable)
@@ -52,6 +53,7 @@ class Notes:
     def __init__(self, memory: Memory | None) -> None:
         self._memory = memory
         self.stats = self._read("stats", dict[str, tuple[Stat, str]])
+        self._disk = Disk(self.stats)
         self._scans: _Noted[str, Scan] | None = None
         self._closures: dict[str, Closure] = {}
         self._texts: dict[str, bytes] = {}
@@ -71,12 +73,11 @@ class Notes:
         place = self._place(project, tuple(include_dirs))
         path = posixpath.join(place.project, source)
         name = place.name + path
-        disk = Disk(self.stats)
         known = self._closures.get(name) or self._remembered(name)
-        if known is None or changed(known, place.layout, disk):
+        if known is None or changed(known, place.layout, self._disk):
             if self._scans is None:
                 self._scans = self._read("scans", dict[str, Scan])
-            known = resolve(path, place.layout, disk, scans=self._scans)
+            known = resolve(path, place.layout, self._disk, scans=self._scans)
             self._write(name, known)
         self._closures[name] = known
         return known, place.layout
@@ -104,7 +105,7 @@ class Notes:
     def _remembered(self, name: str) -> Closure | None:
         data = self._texts.pop(f"{SCAN_VERSION}:{name}", None)
         try:
-            return msgspec.json.decode(data, type=Closure) if data else None
+            return _CLOSURE.decode(data) if data else None
         except msgspec.DecodeError:
             return None
 

@@ -69,10 +69,12 @@ class DirectoryStore(Store):
         shared: bool = False,
     ) -> None:
         self.root = root
+        self._root = str(root)
         self.label = label
         self.writable = writable
         self._shared = shared
         self._file_mode = 0o664 if shared else 0o444
+        self._last_read = ("", 0.0)  # the key and mtime of an entry; what is touched was just read
         with self._reading(root):
             self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
 
@@ -86,11 +88,11 @@ class DirectoryStore(Store):
 
     def path(self, kind: Kind, name: str) -> Path:
         """Where a name lies, whether or not it does."""
-        return Path(self.place(kind, name))
+        return self.root / f"{kind}/{name[:2]}/{name}"
 
     def place(self, kind: Kind, name: str) -> str:
         """The same as text: a build asks for thousands."""
-        return f"{self.root}/{kind}/{name[:2]}/{name}"
+        return f"{self._root}/{kind}/{name[:2]}/{name}"
 
     def folder(self, name: str) -> Path:
         """A folder of the store's own (`tmp`, `quarantine`, …), made if it is not there."""
@@ -118,11 +120,17 @@ class DirectoryStore(Store):
 
     def get_entry(self, key: str) -> bytes | None:
         path = self.place("ac", key)
+
+        def read() -> bytes | None:
+            opened = open_regular(path)
+            if opened is None:
+                return None
+            self._last_read = (key, opened[1].st_mtime)
+            return _small(*opened, path)
+
         with self._reading(path):
-            data = _again(lambda: read_small(path))
-            if data is None and self._listed(Path(path)):
-                data = read_small(path)
-            return data
+            data = _again(read)
+            return read() if data is None and self._listed(Path(path)) else data
 
     def put_entry(self, key: str, data: bytes, *, replace: bool = False) -> bool:
         path = self.path("ac", key)
@@ -134,11 +142,15 @@ class DirectoryStore(Store):
 
     def touch(self, key: str) -> None:
         """Note that an entry was used, at most every ten minutes; gc goes by this time."""
+        last, used = self._last_read
+        # A skewed clock makes this happen too often or too late; what is written is the
+        # file system's own time either way.
+        late = time.time() - _TOUCH_AFTER
+        if not self.writable or (last == key and used > late):
+            return
         with contextlib.suppress(OSError):
             path = self.place("ac", key)
-            # A skewed clock makes this happen too often or too late; what is written is the
-            # file system's own time either way.
-            if self.writable and time.time() - os.lstat(path).st_mtime > _TOUCH_AFTER:
+            if os.lstat(path).st_mtime <= late:
                 os.utime(path, follow_symlinks=False)
 
     # --- blobs
@@ -147,12 +159,12 @@ class DirectoryStore(Store):
         path = self.path("cas", digest)
 
         def pour() -> bool:
-            fd = open_regular(path)
-            if fd is None and self._listed(path):
-                fd = open_regular(path)
-            if fd is None:
+            opened = open_regular(path)
+            if opened is None and self._listed(path):
+                opened = open_regular(path)
+            if opened is None:
                 return False
-            with os.fdopen(fd, "rb", buffering=0) as file:
+            with os.fdopen(opened[0], "rb", buffering=0) as file:
                 self._pour(file, sink)
             return True
 
@@ -224,13 +236,11 @@ class DirectoryStore(Store):
         path = self.root / "lease" / key
 
         def mark() -> str | None:
-            fd = open_regular(path)  # opened, since a network file system asks anew only then
-            if fd is None:
+            opened = open_regular(path)  # since a network file system asks anew only then
+            if opened is None:
                 return None
-            try:
-                info = os.fstat(fd)
-            finally:
-                os.close(fd)
+            fd, info = opened
+            os.close(fd)
             return f"{info.st_ino} {info.st_mtime_ns}"
 
         with self._reading(path):
@@ -412,14 +422,8 @@ class DirectoryStore(Store):
                 raise
         return folder
 
-    @contextlib.contextmanager
-    def _reading(self, path: Path | str) -> Iterator[None]:
-        try:
-            yield
-        except StoreError:
-            raise
-        except OSError as error:
-            raise fault_of(error, f"{self.label} cache cannot read `{path}`") from error
+    def _reading(self, path: Path | str) -> _Reading:
+        return _Reading(self.label, path)
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -434,8 +438,25 @@ class DirectoryStore(Store):
             raise fault_of(error, f"{self.label} cache cannot write `{path}`") from error
 
 
-def open_regular(path: Path | str) -> int | None:
-    """Open a regular file for reading, or None if nothing is there."""
+class _Reading:
+    """Turns an error of the system into one of the store; a generator would take thrice as long."""
+
+    __slots__ = ("_label", "_path")
+
+    def __init__(self, label: str, path: Path | str) -> None:
+        self._label = label
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, StoreError):
+            raise fault_of(error, f"{self._label} cache cannot read `{self._path}`") from error
+
+
+def open_regular(path: Path | str) -> tuple[int, os.stat_result] | None:
+    """Open a regular file for reading: it and its status, or None if nothing is there."""
     try:
         fd = os.open(path, _READ)
     except OSError as error:
@@ -446,24 +467,26 @@ def open_regular(path: Path | str) -> int | None:
             raise StoreError(message, kind="corrupt") from error
         raise
     try:
-        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+        info = os.fstat(fd)
     except OSError:
         os.close(fd)
         raise
-    if not regular:
+    if not stat.S_ISREG(info.st_mode):
         os.close(fd)
         message = f"`{path}` is not a regular file"
         raise StoreError(message, kind="corrupt")
-    return fd
+    return fd, info
 
 
 def read_small(path: Path | str) -> bytes | None:
     """The bytes of a regular file no larger than an entry can be, or None if there is none."""
-    fd = open_regular(path)
-    if fd is None:
-        return None
+    opened = open_regular(path)
+    return opened and _small(*opened, path)
+
+
+def _small(fd: int, info: os.stat_result, path: Path | str) -> bytes:
     try:
-        data = read_whole(fd, min(os.fstat(fd).st_size, ENTRY_LIMIT + 1))
+        data = read_whole(fd, min(info.st_size, ENTRY_LIMIT + 1))
     finally:
         os.close(fd)
     if len(data) > ENTRY_LIMIT:

@@ -48,6 +48,7 @@ class Local:
         self._memo = memo
         self._note = note
         self._scratch: dict[str, DirectoryStore] = {}
+        self._stores = (store,) if store is not None else ()
         self._lock = threading.Lock()
         self._verified: dict[str, Stamp] = {}
         self._unsaved: dict[str, Stamp] = {}
@@ -61,7 +62,7 @@ class Local:
         StoreError
             If there is something that cannot be read.
         """
-        for store in self._stores():
+        for store in self._stores:
             data = store.get_entry(key)
             if data is not None:
                 return data
@@ -69,7 +70,7 @@ class Local:
 
     def put_entry(self, key: str, data: bytes, blobs: Iterable[Blob] = ()) -> None:
         """Let `data` stand under `key`, replacing what does, where the blobs that it names lie."""
-        for store in self._stores():
+        for store in self._stores:
             if not store.writable:
                 continue
             if not all(os.path.lexists(store.place("cas", blob.digest)) for blob in blobs):
@@ -83,7 +84,7 @@ class Local:
 
     def discard_entry(self, key: str) -> None:
         """Move a damaged entry aside."""
-        for store in self._stores():
+        for store in self._stores:
             with contextlib.suppress(StoreError):
                 store.discard("ac", key)
 
@@ -94,7 +95,7 @@ class Local:
 
     def holds(self, blob: Blob) -> bool:
         """Whether a file of the blob's name and size is there, unread."""
-        for store in self._stores():
+        for store in self._stores:
             with contextlib.suppress(OSError):
                 if os.lstat(store.place("cas", blob.digest)).st_size == blob.size:
                     return True
@@ -114,7 +115,7 @@ class Local:
     def verified(self, blob: Blob) -> str:
         """The same as text: a build asks for thousands."""
         damage: StoreError | None = None
-        for store in self._stores():
+        for store in self._stores:
             path = store.place("cas", blob.digest)
             try:
                 if self._verify(path, blob):
@@ -177,6 +178,7 @@ class Local:
         for clean in self._cleanup:
             clean()
         self._scratch.clear()
+        self._stores = (self.store,) if self.store is not None else ()
 
     def _verify(self, path: str, blob: Blob) -> bool:
         """Whether the file is there and is the blob; StoreError `corrupt` if it is another."""
@@ -192,11 +194,11 @@ class Local:
                     self._verified[path] = stamp
                     return True
             began = time.time_ns()
-            fd = open_regular(path)
-            if fd is None:
+            opened = open_regular(path)
+            if opened is None:
                 return False
+            fd, info = opened
             try:
-                info = os.fstat(fd)
                 right = info.st_size == blob.size and _digest_of(fd, blob.size) == blob.digest
             finally:
                 os.close(fd)
@@ -221,11 +223,6 @@ class Local:
     def _remembered(self, digest: str, stamp: Stamp) -> bool:
         return self._memo.get("verified", digest) == repr(stamp).encode()
 
-    def _stores(self) -> Iterator[DirectoryStore]:
-        if self.store is not None:
-            yield self.store
-        yield from list(self._scratch.values())
-
     def _writers(self) -> Iterator[DirectoryStore]:
         if self.store is not None and self.store.writable:
             yield self.store
@@ -237,6 +234,7 @@ class Local:
                     except OSError:
                         continue
                     self._scratch[parent] = DirectoryStore(Path(root))
+                    self._stores = (*self._stores, self._scratch[parent])
                     self._cleanup.append(weakref.finalize(self, _remove, root, os.getpid()))
                 scratch = self._scratch[parent]
             yield scratch

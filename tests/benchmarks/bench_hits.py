@@ -28,7 +28,7 @@ from max_build.config import Settings
 from max_build.key import key_of
 from max_build.pipeline import build
 from max_build.recipes.recall import Recall
-from max_build.store import Cache, Hit
+from max_build.store import Hit
 from max_build.target import Target
 
 TARGET = Target("sm_90a")
@@ -106,10 +106,11 @@ def _cuda_core(base: Path, settings: Settings, rounds: int) -> Iterator[Figure]:
     say("hits in the process, and in a new one, beside cuda.core")
     # A cubin of one source without headers: there the two do the same. Theirs cannot know the
     # headers of a source, so they are written into it.
-    header = "#pragma once\n" + (Path(settings.root) / "kernels" / "common.cuh").read_text()
+    root = Path(settings.root)
+    header = "#pragma once\n" + (root / "kernels" / "common.cuh").read_text()
     sources = []
     for unit in settings.units:
-        path = Path(settings.root) / unit.declared["source"]
+        path = root / unit.declared["source"]
         path.write_text(path.read_text().replace('#include "common.cuh"', header))
         sources.append(path)
     with open_cache(settings.cache) as cache:
@@ -142,7 +143,11 @@ def _cuda_core(base: Path, settings: Settings, rounds: int) -> Iterator[Figure]:
             adapter = CudaCompiler()
 
             def hit(number: int) -> ObjectCode:
-                return ObjectCode.from_cubin(str(_hit(settings, cache, adapter, number, base)))
+                unit = settings.units[number]
+                job = Job(unit, TARGET, root, settings.python_path, base, cache.memo)
+                found = cache.lookup(key_of(adapter.derive(job).components))
+                assert isinstance(found, Hit), found
+                return ObjectCode.from_cubin(str(cache.path(found.record.blobs[0])))
 
             return warmed(hit)()
 
@@ -179,7 +184,6 @@ def _cuda_core(base: Path, settings: Settings, rounds: int) -> Iterator[Figure]:
     ):
         samples = measure.each(found[name], 1e6)
         yield Figure("NVRTC: a hit in a warm process", "us", mine, peer, samples, ratio_at_most(1))
-    root = Path(settings.root)
     for count in (1, len(sources)):
         names = [unit.name for unit in settings.units[:count]]
         found = turns(
@@ -194,17 +198,6 @@ def _cuda_core(base: Path, settings: Settings, rounds: int) -> Iterator[Figure]:
         yield Figure(what, "s", ended[0], "FileStreamProgramCache", ended[1], ratio_at_most(1))
         peaks = [[one.peak_mb for one in found[name]] for name in ("ours", "theirs")]
         yield Figure("… its peak memory", "MB", peaks[0], "FileStreamProgramCache", peaks[1])
-
-
-def _hit(
-    settings: Settings, cache: Cache, adapter: CudaCompiler, number: int, scratch: Path
-) -> Path:
-    unit = settings.units[number]
-    root = Path(settings.root)
-    job = Job(unit, TARGET, root, settings.python_path, scratch, cache.memo)
-    found = cache.lookup(key_of(adapter.derive(job).components))
-    assert isinstance(found, Hit), found
-    return cache.path(found.record.blobs[0])
 
 
 def _command(root: Path, *arguments: str) -> measure.Ended:
