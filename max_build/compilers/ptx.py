@@ -11,6 +11,7 @@ from max_build.compilers import Derivation, Job, Product, cuda_options, linker
 from max_build.compilers.cuda import SourceCompiler, foreign, kernels_of
 from max_build.compilers.cuda_libraries import NVJITLINK
 from max_build.compilers.cuda_options import PTX_NAMES, CudaOptions
+from max_build.compilers.ptx_text import read_ptx
 from max_build.errors import CompileError
 from max_build.key import Components, digest
 from max_build.record import Role
@@ -50,7 +51,7 @@ class PtxCompiler(SourceCompiler):
         except OSError as error:
             message = f"`{declared['source']}` cannot be read: {error.strerror}"
             raise CompileError(message) from error
-        linker.read_ptx(module, declared["source"])
+        read_ptx(module, declared["source"])
         notes = self.notes_of(job.memory)
         compiler = notes.build_id(NVJITLINK)
         notes.save()

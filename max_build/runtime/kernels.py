@@ -310,19 +310,18 @@ def _ptx(
     driver_isa: tuple[int, int],
 ) -> tuple[Target, Record] | str:
     """The record whose PTX to use, or why there is none, to be added to the message."""
+    from max_build.compilers.ptx_text import read_ptx
+
     fitting: list[tuple[tuple[int, int], str]] = []
     reasons = ""
     for name, record in sorted(records.items()):
         for path in _checked(unit, Target(name), record, "ptx", installed).values():
-            text = _bytes(path)
-            isa = re.search(rb"^\s*\.version\s+(\d+)\.(\d+)", text, re.MULTILINE)
-            target = re.search(rb"^\s*\.target\s+(\w+)", text, re.MULTILINE)
-            if not isa or not target:
-                reasons += f"\n  PTX of `{name}`: it names no version or target"
+            try:
+                module = read_ptx(_bytes(path), str(path))
+            except CompileError as error:
+                reasons += f"\n  PTX of `{name}`: {error.message}"
                 continue
-            verdict = rules.can_jit(
-                target[1].decode(), (int(isa[1]), int(isa[2])), device, driver_isa
-            )
+            verdict = rules.can_jit(module.target, module.isa, device, driver_isa)
             if isinstance(verdict, rules.Accepted):
                 fitting.append((Target(name).capability, name))
             else:
