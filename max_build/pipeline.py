@@ -363,7 +363,7 @@ def _record(
         If a file that the worker named cannot be read or is empty, or a cubin is not what the
         target asks for: an adapter of somebody else's may not have looked.
     """
-    from max_build.compilers.elf import check_cubin
+    from max_build.compilers.cubin import check_cubin
 
     blobs: list[Blob] = []
     files: dict[str, Path | bytes] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from max_build.compilers import elf
+from max_build.compilers.elf_headers import CUDA
 from support import GRAPH, PYPROJECT, max_build, run, write_project
 
 
@@ -47,7 +47,7 @@ def test_show_tells_signature_sizes_and_architecture(project: Path, toy_cache: P
     assert shown["weights"] == [{"device": "cpu", "dtype": "float32", "name": "bias", "shape": [4]}]
     assert shown["inputs"][0]["shape"] == ["n", 4]
     (artifact,) = [blob for blob in shown["blobs"] if blob["role"] == "mef"]
-    device = [image for image in artifact["images"] if image["machine"] == elf.CUDA]
+    device = [image for image in artifact["images"] if image["machine"] == CUDA]
     assert device
     assert {image["arch"] for image in device} == {"sm_90a"}
     plain = max_build("show", "affine", "-t", "sm_90a", cwd=project)

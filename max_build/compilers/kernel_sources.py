@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from max_build import schema
 from max_build.compilers import Job, Product
-from max_build.compilers.elf import check_cubin
+from max_build.compilers.cubin import check_cubin
 from max_build.compilers.notes import Notes
 from max_build.record import Kernel, Role
 from max_build.target import KNOWN_TARGETS, Target

@@ -357,7 +357,8 @@ def _validate(path: Path, target: str) -> str:
     """
     from max import engine
 
-    from max_build.compilers.elf import AMDGPU, CUDA, check_mef
+    from max_build.compilers.elf_headers import AMDGPU, CUDA
+    from max_build.compilers.mef import check_mef
 
     try:
         engine.read(path)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from max_build import distributions
 from max_build.compilers import Derivation, Job, Product
-from max_build.compilers.elf import check_cubin
+from max_build.compilers.cubin import check_cubin
 from max_build.compilers.entry import imported, told
 from max_build.compilers.triton_environment import ambient, neutral, relevant
 from max_build.compilers.triton_units import Special, problems, specials

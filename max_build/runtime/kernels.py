@@ -351,7 +351,7 @@ def _checked(
 
 
 def _check_cubin(unit: str, target: Target, record: Record, blob: Blob, path: Path) -> None:
-    from max_build.compilers.elf import check_cubin
+    from max_build.compilers.cubin import check_cubin
 
     wanted = [one.lowered for one in record.kernels.values() if one.blob in ("", blob.digest)]
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from max_build.compilers import linker
+from max_build.compilers.cubin import check_cubin
 from max_build.compilers.cuda_libraries import NVJITLINK
-from max_build.compilers.elf import check_cubin
 from max_build.compilers.ptx_text import Ptx, read_ptx
 from max_build.errors import CompileError, ToolchainError
 

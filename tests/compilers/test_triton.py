@@ -14,7 +14,7 @@ import pytest
 
 from max_build import load_settings
 from max_build.compilers import Derivation, Job
-from max_build.compilers.elf import read_cubin
+from max_build.compilers.cubin import read_cubin
 from max_build.compilers.triton import TritonCompiler
 from max_build.compilers.triton_environment import relevant
 from max_build.errors import CompileError, ConfigError

@@ -17,7 +17,8 @@ from elf_files import cubin, notes
 from fuzz_records import ARTIFACT, RECORD_OF_ALL, entry_of, recipe_text
 
 from max_build import manifest
-from max_build.compilers.elf import read_cubin, read_mef
+from max_build.compilers.cubin import read_cubin
+from max_build.compilers.mef import read_mef
 from max_build.compilers.scan import scan
 from max_build.config import load_settings
 from max_build.errors import CompileError, ConfigError, LoadError, StoreError, WeightsError
