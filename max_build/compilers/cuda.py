@@ -18,7 +18,8 @@ import msgspec
 from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.compilers.cuda_options import CudaOptions
-from max_build.compilers.includes import SOURCE_ROOT, Closure, Disk, Layout
+from max_build.compilers.files import Disk
+from max_build.compilers.includes import SOURCE_ROOT, Closure, Layout
 from max_build.compilers.kernel_sources import SourceCompiler, foreign, product_of
 from max_build.compilers.tree import CANONICAL, materialise
 from max_build.errors import CompileError
@@ -144,7 +145,6 @@ def _compile(
     arguments = (*state.options.arguments(), *include_args)
     compiled = nvrtc.compile_cubin(source, name, str(job.target), arguments, names)
     if compiled.log:
-        print(
-            _where_it_lies(compiled.log, job, state.layout)
-        )  # a worker's output is the record's log
+        # A worker's output is the record's log.
+        print(_where_it_lies(compiled.log, job, state.layout))
     return product_of(job, compiled.cubin, compiled.ptx, compiled.lowered)

@@ -71,7 +71,6 @@ class Section(NamedTuple):
 
     name: int
     kind: int
-    flags: int
     offset: int
     size: int
     link: int
@@ -84,7 +83,6 @@ class Symbol(NamedTuple):
     name: int
     kind: int
     binding: int
-    section: int
     size: int
 
 
@@ -94,10 +92,10 @@ class Elf:
     Only what is asked for is read, and in time linear in the size of the ELF.
     """
 
-    def __init__(self, data: bytes, base: int = 0, end: int | None = None) -> None:
+    def __init__(self, data: bytes, base: int = 0) -> None:
         self.data = data
         self.base = base
-        self.limit = (len(data) if end is None else end) - base
+        self.limit = len(data) - base
         if not data:
             message = "is empty"
             raise DamagedError(message)
@@ -131,8 +129,8 @@ class Elf:
             HEADER_SIZE,
         )
         self.sections = [
-            Section(name, kind, flags, offset, size, link, info)
-            for name, kind, flags, _addr, offset, size, link, info, _align, _entsize in (
+            Section(name, kind, offset, size, link, info)
+            for name, kind, _flags, _addr, offset, size, link, info, _align, _entsize in (
                 _SECTION.iter_unpack(data[base + shoff : base + shoff + shnum * _SECTION.size])
             )
         ]
@@ -199,10 +197,10 @@ class Elf:
         if table is None:
             return
         whole = table.size - table.size % _SYMBOL.size
-        for name, info, _other, index, _value, size in _SYMBOL.iter_unpack(
+        for name, info, _other, _section, _value, size in _SYMBOL.iter_unpack(
             self.content(table)[:whole]
         ):
-            yield Symbol(name, info & 15, info >> 4, index, size), table.link
+            yield Symbol(name, info & 15, info >> 4, size), table.link
 
     def notes(self, section: Section) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield owner, type and description of each note."""

@@ -14,10 +14,7 @@ import msgspec
 from max_build.errors import CompileError
 from max_build.stamp import Stamp, settled, stamp_of
 
-__all__ = ["Disk", "Files", "Found", "Stat"]
-
-Stat = Stamp
-"""The stamp of a file whose digest is known."""
+__all__ = ["Disk", "Files", "Found"]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -38,13 +35,13 @@ class Files(Protocol):
 
 
 class Disk:
-    """The real filesystem, with each digest remembered under the file's stat.
+    """The real filesystem, with each digest remembered under the file's stamp.
 
     Parameters
     ----------
     memo
-        Absolute path to stat and digest; read and added to. A file of
-        which another change might not show in its times is not remembered: see `settled`.
+        Absolute path to stamp and digest; read and added to. A file of which another change might
+        not show in its times is not remembered: see `settled`.
 
     Raises
     ------
@@ -52,7 +49,7 @@ class Disk:
         From each method: a file is there but cannot be read.
     """
 
-    def __init__(self, memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> None:
+    def __init__(self, memo: MutableMapping[str, tuple[Stamp, str]] | None = None) -> None:
         self._memo = {} if memo is None else memo
 
     def find(self, path: str) -> Found | None:

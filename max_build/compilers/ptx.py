@@ -42,7 +42,7 @@ class PtxCompiler(SourceCompiler):
     def derive(self, job: Job) -> Derivation:
         """Hash the module; runs in the build process and loads no compiler."""
         declared = job.unit.declared
-        options = cuda_options.decode(declared["options"], names=PTX_NAMES)
+        options = cuda_options.decode(declared["options"], PTX_NAMES)
         path = job.root / declared["source"]
         try:
             module = path.read_bytes()
