@@ -24,7 +24,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from max_build import distributions
-from max_build.compilers.max_graph import DISTRIBUTIONS, MaxCompiler, foreign_parts, signature
+from max_build.compilers.max_graph import (
+    DISTRIBUTIONS,
+    MaxCompiler,
+    canonical_options,
+    foreign_parts,
+    signature,
+)
 from max_build.compilers.mojo_libraries import Libraries, tree_digest
 from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
@@ -52,7 +58,7 @@ def _pass(reason: str) -> NoReturn:
 class _Held:
     """What a session was given that reaches its compiles."""
 
-    defines: dict[str, str] = field(default_factory=dict)
+    defines: dict[str, Any] = field(default_factory=dict)
     extensions: list[Path] = field(default_factory=list)
     threads: str = "0"
 
@@ -146,7 +152,7 @@ def _defining(original: Callable[..., None]) -> Callable[..., None]:
     def set_define(self: Any, key: str, value: Any) -> None:
         original(self, key, value)
         if self in _sessions:
-            _sessions[self].defines[key] = f"{type(value).__name__} {value}"
+            _sessions[self].defines[key] = value
 
     return set_define
 
@@ -240,7 +246,7 @@ def _ask(session: Any, model: Any, extensions: Any, tiled: bool) -> _Asked:
         _pass("its session was made before `max-build run` could see it")
     if getattr(model, "_max_build_compiled", False):
         _pass("MAX has compiled this object before, which changes it")
-    debug = _debug(session)
+    _refuse_effects(session)
     held = _sessions[session]
     module = model.module if isinstance(model, api.Graph) else model
     with _lock:
@@ -255,11 +261,8 @@ def _ask(session: Any, model: Any, extensions: Any, tiled: bool) -> _Asked:
     options = {
         "threads": held.threads,
         "devices": _devices(session),
-        **{f"define.{name}": value for name, value in held.defines.items()},
-        **{f"debug.{name}": value for name, value in debug.items()},
+        **canonical_options(session.debug, held.defines, tile_based_fusion=tiled),
     }
-    if tiled:
-        options["tile-based-fusion"] = "true"
     if environment != _imported_with:
         options["imported-with"] = digest(repr(sorted(_imported_with.items())).encode())
     target, host, virtual = _machine(session)
@@ -298,16 +301,12 @@ def _extensions(label: str, paths: list[Path]) -> dict[str, str]:
     return found
 
 
-def _debug(session: Any) -> dict[str, str]:
-    from max_build.compilers.max_graph import debug_settings
-
-    found = debug_settings(session.debug)
+def _refuse_effects(session: Any) -> None:
     for name in _EFFECTS:
-        if found.get(name):
+        if getattr(session.debug, name, None):
             _pass(f"`InferenceSession.debug.{name}` is set")
     if any("DUMP" in name for name in _sessions[session].defines):
         _pass("a dump of the code was asked for")
-    return found
 
 
 def _devices(session: Any) -> str:
