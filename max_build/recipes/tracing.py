@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import hashlib
 import importlib
 import os
 import random
@@ -48,7 +47,7 @@ from max_build.recipes.surroundings import (
     names_in,
     size_of,
 )
-from max_build.stamp import Stamp, settled, stamp_of
+from max_build.stamp import Stamp, read_digest, stamp_of
 
 __all__ = ["Tracer"]
 
@@ -137,14 +136,11 @@ class Tracer:
             known = self._digests.get(path)
             if known is not None and known[0] == stamp_of(before):
                 return known[1]
-            began = time.time_ns()
-            with open(path, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-                after = os.fstat(file.fileno())
+            found, read = read_digest(path)
         except OSError:
             return ""
-        if settled(after, began) and stamp_of(before) == stamp_of(after):
-            self._digests[path] = stamp_of(after), found
+        if read is not None:
+            self._digests[path] = read, found
         return found
 
     def _map(self) -> dict[str, bool]:
