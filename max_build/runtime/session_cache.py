@@ -34,9 +34,10 @@ from max_build.compilers.max_graph import (
 from max_build.compilers.mojo_libraries import Libraries, tree_digest
 from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
+from max_build.runtime.host import processor
 from max_build.runtime.transparent import HOST, PROJECT, VERBOSE
 
-__all__ = ["counts", "patch", "processor"]
+__all__ = ["counts", "patch"]
 
 counts: Counter[str] = Counter()
 """What this process did: `cached`, `compiled`, and `passed: <why>` for what was left to MAX."""
@@ -323,7 +324,12 @@ def _machine(session: Any) -> tuple[str, str, dict[str, str]]:
     """Target, host baseline, and the virtual devices that stand in for real ones."""
     from max import driver
 
-    host = driver.get_virtual_cpu_target() or f"this {processor()}"
+    host = driver.get_virtual_cpu_target()
+    if not host:
+        cpu = processor()
+        if not cpu:
+            _pass("what CPU this is cannot be told")
+        host = f"this {cpu}"
     virtual: dict[str, str] = {}
     target = "cpu"
     if driver.is_virtual_device_mode():
@@ -336,29 +342,6 @@ def _machine(session: Any) -> tuple[str, str, dict[str, str]]:
             if device.label != "cpu":
                 target = device.architecture_name
     return target, host, virtual
-
-
-@functools.cache
-def processor() -> str:
-    """Digest of what this machine's CPU is and can do."""
-    wanted = (
-        "vendor_id",
-        "cpu family",
-        "model",
-        "flags",
-        "cpu implementer",
-        "cpu part",
-        "features",
-    )
-    rows: dict[str, str] = {}
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name.strip().lower() in wanted:
-                rows.setdefault(name.strip().lower(), " ".join(sorted(value.split())))
-    if not rows:
-        _pass("what CPU this is cannot be told")
-    return digest(repr(sorted(rows.items())).encode())[:16]
 
 
 def _mark(model: Any) -> None:
