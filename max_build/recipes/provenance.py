@@ -19,8 +19,9 @@ from typing import NoReturn
 from max_build import distributions
 from max_build.key import Components, key_of
 from max_build.recipes import inotify
-from max_build.recipes.callers import Stack
+from max_build.recipes.callers import OURS, Stack
 from max_build.recipes.owners import Owners, brings
+from max_build.recipes.places import below, within
 from max_build.recipes.recipe import Distribution, Recipe, broken
 from max_build.recipes.surroundings import Here, listing_of
 from max_build.recipes.tracing import Tracer
@@ -41,7 +42,6 @@ _SOURCES = (
     ".toml",
     ".md",
 )
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
 _ALWAYS = ("PYTHONOPTIMIZE",)
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")
@@ -258,15 +258,13 @@ class _Maker:
             return True
         if self._inside(place):
             return False
-        return any(place.startswith(one + os.sep) for one in self._temporary)
+        return any(below(place, one) for one in self._temporary)
 
     def _is_made(self, place: str) -> bool:
         """Whether a temporary file came about here: alone, or in a directory that did."""
-        if place.startswith(self._temporary[0] + os.sep):
+        if below(place, self._temporary[0]):
             return True
-        return self._is_scrap(place) and any(
-            place == one or place.startswith(one + os.sep) for one in self._notes.written
-        )
+        return self._is_scrap(place) and any(within(place, one) for one in self._notes.written)
 
     def _refuse_strangers(self) -> None:
         """Refuse files that belong neither to the project nor to anything that has a version."""
@@ -289,9 +287,7 @@ class _Maker:
         for place, stacks in (*notes.listed.items(), *notes.looked.items()):
             if self._inside(place) or self._of_python(place) or self._is_scrap(place):
                 continue
-            if any(
-                one == place or one.startswith(place.rstrip(os.sep) + os.sep) for one in self._own
-            ):
+            if any(within(one, place) for one in self._own):
                 continue
             if self._owners.of(_source(place)) or self._in_site(place):
                 continue
@@ -336,8 +332,8 @@ class _Maker:
     def _known_as(self, real: str) -> str:
         """A real path as the project, Python and the distributions are known by."""
         for base, known in self._bases:
-            if real.startswith(base + os.sep):
-                return known + real[len(base) :]
+            if below(real, base):
+                return os.path.join(known, real[len(base) :].lstrip(os.sep))
         return real
 
     @functools.cached_property
@@ -431,7 +427,7 @@ class _Maker:
                 _refuse(f"what `{name}` is can only be told by a derivation")
         used: dict[str, Distribution] = {}
         mine = self._owners.of(self._adapter)
-        if mine is None and not self._adapter.startswith(_PACKAGE):
+        if mine is None and not self._adapter.startswith(OURS):
             _refuse(f"the adapter `{self._adapter}` belongs to no installed distribution")
         for name in sorted({*self._reached, *self._owners.compiler, *([mine] if mine else [])}):
             identity = distributions.identity(name) or ""
@@ -446,7 +442,7 @@ class _Maker:
         """A place's path from the root with `/`, where it is the project's."""
         if self._in_site(place):
             return None
-        if any(place == one or place.startswith(one + os.sep) for one in self._own):
+        if any(within(place, one) for one in self._own):
             return self._relative(place)
         return None
 
@@ -460,14 +456,14 @@ class _Maker:
 
     def _in_site(self, place: str) -> bool:
         """Whether a place is an installer's: also in an environment inside the project's tree."""
-        around = (one for one in self._own if place.startswith(one + os.sep))
+        around = (one for one in self._own if below(place, one))
         base = max(around, key=len, default="")
         parts = place[len(base) :].split(os.sep)
         return "site-packages" in parts or "dist-packages" in parts
 
     def _of_python(self, place: str) -> bool:
         library = os.path.dirname(os.path.abspath(os.__file__))
-        return place.startswith(library + os.sep) and not self._in_site(place)
+        return below(place, library) and not self._in_site(place)
 
     def _told(self, file: str) -> str:
         if file == "*":

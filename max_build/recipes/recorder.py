@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from max_build import compilers
 from max_build.compilers import Derivation, Direct, Job
+from max_build.recipes.places import within
 from max_build.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Recorder:
         if self._tracer is None:
             from max_build.recipes.tracing import Tracer
 
-            outside = (one for one in job.python_path if not _is_below(one, str(job.root)))
+            outside = (one for one in job.python_path if not within(one, str(job.root)))
             self._tracer = Tracer((str(job.root), *outside))
         with self._tracer.tracing():
             derivation = adapter.derive(job)
@@ -68,7 +69,3 @@ def _recipe(
         adapter=getattr(sys.modules[type(adapter).__module__], "__file__", None) or "",
         reads=derivation.reads,
     )
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")

@@ -34,11 +34,10 @@ from max_build.recipes.callers import (
     asks_whether,
     callers,
     is_library,
-    of_python,
 )
 from max_build.recipes.loading import Loading
 from max_build.recipes.notes import Notes
-from max_build.recipes.places import absolute, mapped, passed
+from max_build.recipes.places import absolute, mapped, passed, within
 from max_build.recipes.surroundings import (
     candidates_in,
     kind_of,
@@ -227,10 +226,10 @@ class Tracer:
             self.notes.changed.add(place)
 
     def _is_own(self, place: str) -> bool:
-        return any(place.startswith(root + os.sep) for root in self._roots)
+        return any(within(place, root) for root in self._roots)
 
     def _place(self, path: Any, directory: int | None = None) -> str | None:
-        """See `_absolute`; notes the links that decide where a `..` leads."""
+        """See `places.absolute`; notes the links that decide where a `..` leads."""
         place = absolute(path, directory)
         if place is not None and not isinstance(path, int):
             text = os.fsdecode(path)
@@ -252,7 +251,7 @@ class Tracer:
             return
         self.notes.listed[place].add(callers())
         self.notes.listings.setdefault(place, listing_of(place))
-        if event == "os.scandir" and not is_library(frame) and self._is_own(place + os.sep):
+        if event == "os.scandir" and not is_library(frame) and self._is_own(place):
             # what it asks of the entries cannot be seen
             for name in names_in(place):
                 one = os.path.join(place, name)
@@ -389,7 +388,7 @@ class Tracer:
             self._read(place, ())
 
     def _probe(self, directory: str, module: str) -> None:
-        if directory not in self._roots and not self._is_own(directory):
+        if not self._is_own(directory):
             return
         modules = self.notes.probed.setdefault(directory, {})
         if module in modules:
@@ -502,10 +501,9 @@ class Tracer:
         note = note or self._deed
 
         def wrapped(*arguments: Any, **options: Any) -> Any:
-            if self._noting() and (unless is None or len(arguments) <= unless):
-                file = sys._getframe(1).f_code.co_filename
-                if not directly or not (of_python(file) or file.startswith("<frozen")):
-                    self._quietly(note, what)
+            counts = unless is None or len(arguments) <= unless
+            if self._noting() and counts and not (directly and is_library(sys._getframe(1))):
+                self._quietly(note, what)
             return original(*arguments, **options)
 
         wrapped.__name__ = name
