@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from max_build import compilers
@@ -48,24 +47,6 @@ class Recorder:
             derivation = adapter.derive(job)
         if derivation.uncacheable:
             return derivation, None, derivation.uncacheable
-        return derivation, *_recipe(self._tracer, job, adapter, derivation)
+        from max_build.recipes.provenance import recipe_of
 
-
-def _recipe(
-    tracer: Tracer, job: Job, adapter: Direct, derivation: Derivation
-) -> tuple[Recipe | None, str]:
-    from max_build.recipes.provenance import recipe_of
-    from max_build.recipes.surroundings import Here
-
-    root = str(job.root)
-    return recipe_of(
-        tracer,
-        Here(root, job.python_path, tracer.environ, tracer.content, {}),
-        derivation.components,
-        root=root,
-        python_path=job.python_path,
-        scratch=str(job.scratch),
-        compiler=adapter.distributions,
-        adapter=getattr(sys.modules[type(adapter).__module__], "__file__", None) or "",
-        reads=derivation.reads,
-    )
+        return derivation, *recipe_of(self._tracer, job, adapter, derivation)
