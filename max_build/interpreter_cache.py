@@ -41,7 +41,7 @@ import importlib, json, sys
 from max.engine import __version__
 from max_build import distributions
 from max_build.compilers.max_graph import DISTRIBUTIONS
-from max_build.runtime.session_cache import processor
+from max_build.runtime.host import processor
 gc = importlib.import_module("max._interpreter_ops.gc_compile")
 folder = gc._cache_dir()
 print(json.dumps({
@@ -101,6 +101,9 @@ def machine() -> Machine:
         message = f"MAX's interpreter cache cannot be asked for: {why[0]}"
         raise ToolchainError(message, hint="install `max-build[max]`, with MAX 26.7 or later")
     found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Machine)
+    if not found.processor:
+        message = "what CPU this machine has cannot be told, and MAX compiles for it"
+        raise ToolchainError(message, hint="MAX's interpreter cache is for Linux with `/proc`")
     if not found.folder:
         message = "MAX has no cache folder on this machine"
         raise ToolchainError(message, hint="set `MODULAR_DERIVED_PATH` to a writable directory")

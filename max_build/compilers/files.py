@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
-import time
 from collections.abc import Hashable, MutableMapping
 from typing import Protocol
 
 import msgspec
 
 from max_build.errors import CompileError
-from max_build.stamp import Stamp, settled, stamp_of
+from max_build.stamp import Stamp, read_digest, stamp_of
 
 __all__ = ["Disk", "Files", "Found"]
 
@@ -41,7 +39,7 @@ class Disk:
     ----------
     memo
         Absolute path to stamp and digest; read and added to. A file of which another change might
-        not show in its times is not remembered: see `settled`.
+        not show in its times is not remembered: see `read_digest`.
 
     Raises
     ------
@@ -64,11 +62,12 @@ class Disk:
         remembered = self._memo.get(path)
         if remembered is not None and remembered[0] == known:
             return Found(known[3:], remembered[1])
-        # The status is older than the bytes: a change in between is found next time.
-        began = time.time_ns()
-        digest = hashlib.sha256(self.read(path)).hexdigest()
-        if settled(found, began):
-            self._memo[path] = (known, digest)
+        try:
+            digest, read = read_digest(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if read is not None:
+            self._memo[path] = (read, digest)
         return Found(known[3:], digest)
 
     def read(self, path: str) -> bytes:
@@ -77,5 +76,8 @@ class Disk:
             with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
-            message = f"cannot read `{path}`: {error.strerror}"
-            raise CompileError(message) from error
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> CompileError:
+    return CompileError(f"cannot read `{path}`: {error.strerror}")

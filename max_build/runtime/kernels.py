@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from max_build.record import Kernel as KernelRecord
 from max_build.runtime import locate, rules
 from max_build.runtime.devices import cuda_driver
 from max_build.runtime.select import Choice, Machine, choose, this_machine
-from max_build.runtime.stale import current
+from max_build.runtime.stale import refreshed
 from max_build.target import Target
 
 if TYPE_CHECKING:
@@ -239,11 +238,7 @@ def load_kernels(package: str | Path, unit: str | None = None, *, device: str = 
         If there is no driver or no GPU, or no artifact runs on it, each with its reason; or an
         artifact is damaged.
     """
-    installed = locate.find(package)
-    name, found = installed.manifest.unit(unit)
-    if found.kind != "kernel":
-        message = f"`{name}` is a graph, not a kernel module"
-        raise LoadError(message, hint=f'`max_build.load("{package}", "{name}")` loads it')
+    installed, name, found = locate.find_unit(package, unit, "kernel")
     if named := _NAMED_DEVICE.fullmatch(device):
         machine = Machine(cuda=((int(named[1]), int(named[2])),))
         device, driver_isa = "gpu", _NEWEST_ISA
@@ -252,9 +247,7 @@ def load_kernels(package: str | Path, unit: str | None = None, *, device: str = 
         machine, device = this_machine(), "gpu" if device == "auto" else device
         driver_isa = rules.ptx_isa_of(cuda_driver() or (0, 0))
     choice, role = _chosen(name, found.targets, machine, device, installed, driver_isa)
-    if installed.project is not None:
-        record = current(installed.project, name, str(choice.target), choice.record)
-        choice = dataclasses.replace(choice, record=record)
+    choice = refreshed(installed, name, choice)
     files = _checked(name, choice.target, choice.record, role, installed)
     if not files:
         message = f"the record of `{name}` for `{choice.target}` names no {role}"

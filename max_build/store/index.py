@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import shutil
 import stat
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from max_build.stamp import settled, stamp_of
-from max_build.store.base import CHUNK
+from max_build.stamp import read_digest, stamp_of
 
 __all__ = ["Memo"]
 
@@ -114,14 +111,9 @@ class Memo:
         known = self._file(name)
         if known is not None and known.startswith(stamp + b" "):
             return known[len(stamp) + 1 :].decode()
-        began = time.time_ns()
-        with open(path, "rb") as file:
-            info = os.fstat(file.fileno())
-            found = _hash(file)
-            after = os.fstat(file.fileno())
-        if stamp_of(info) == stamp_of(after) and settled(info, began):
-            known = repr(stamp_of(info)).encode() + b" " + found.encode()
-            self._files[name] = self._unsaved[name] = known
+        found, read = read_digest(path)
+        if read is not None:
+            self._files[name] = self._unsaved[name] = f"{read!r} {found}".encode()
             if len(self._unsaved) >= _TOGETHER:
                 self._save()
         return found
@@ -209,10 +201,3 @@ def _hopeless(error: Exception) -> bool:
     """Whether the file system failed, rather than another process had the index for long."""
     text = str(error)
     return "locking protocol" in text or "disk I/O" in text or "unable to open" in text
-
-
-def _hash(file: Any) -> str:
-    hasher = hashlib.sha256(usedforsecurity=False)
-    while chunk := file.read(CHUNK):
-        hasher.update(chunk)
-    return hasher.hexdigest()

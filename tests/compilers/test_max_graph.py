@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from max_build.compilers.max_graph import canonical_options
 from max_build.compilers.mojo_libraries import tree_digest
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
@@ -298,6 +299,20 @@ def test_what_the_projects_code_sets_for_the_compile_is_a_miss(
 ) -> None:
     after = derive(graph=GRAPH.replace("def build(target):", f"def build(target):\n    {code}"))
     assert [one[0] for one in changes(before.components, after.components)] == [component]
+
+
+def test_the_options_of_a_session_are_those_that_decide_the_code() -> None:
+    from max.engine import InferenceSession
+
+    options = canonical_options(
+        InferenceSession.debug, {"one": 1, "text": "1", "yes": True}, tile_based_fusion=True
+    )
+    assert options == {
+        "define.one": "int 1",
+        "define.text": "str 1",
+        "define.yes": "bool True",
+        "tile-based-fusion": "true",
+    }
 
 
 def test_a_kernel_librarys_digest_follows_links_and_survives_a_loop(tmp_path: Path) -> None:
