@@ -515,14 +515,14 @@ def _again(read: Callable[[], T], unless: Callable[[], bool] = lambda: False) ->
 
 
 def _on_nfs3(folder: Path) -> bool:
-    """Whether a folder lies on NFS before version 4, going by proc_pid_mountinfo(5)."""
+    """Whether a folder lies on NFS before version 4, which calls itself `nfs4` from there on."""
+    from max_build.machine import mount_of
+
     try:
         device = os.stat(folder).st_dev
-        number = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-            return any(line.split()[2] == number and " - nfs " in line for line in lines)
     except OSError:
         return False
+    return mount_of(str(folder), device).kind == "nfs"
 
 
 def _names(folder: Path) -> list[str] | None:
