@@ -6,7 +6,6 @@ A tar file, zstd-compressed, with the names of a directory: `cas/<2>/<sha256>` (
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import tarfile
@@ -16,6 +15,7 @@ from typing import IO, Self
 
 import msgspec
 
+from max_build.atomic import replacing
 from max_build.errors import StoreError
 from max_build.record import Blob, decode
 from max_build.store.base import CHUNK, ENTRY_LIMIT, Sink
@@ -56,23 +56,22 @@ def pack(cache: Cache, keys: Iterable[str], path: Path) -> Carried:
         entries[key] = data
         if not holds_recipes(payload):
             blobs.update((blob.digest, blob) for blob in decode(payload, key).blobs)
-    temp = path.with_name(path.name + ".tmp")
     try:
-        with open_packed(temp, "wb") as out, tarfile.open(fileobj=out, mode="w|") as tar:
+        with (
+            replacing(path) as packed,
+            open_packed(packed, "wb") as out,
+            tarfile.open(fileobj=out, mode="w|") as tar,
+        ):
             for digest, blob in sorted(blobs.items()):
                 with cache.path(blob).open("rb") as file:
                     _add(tar, f"cas/{digest[:2]}/{digest}", blob.size, file)
             for key, data in entries.items():
                 _add(tar, f"ac/{key[:2]}/{key}", len(data), io.BytesIO(data))
-        temp.replace(path)
     except OSError as error:
         if isinstance(error, StoreError):
             raise
         message = f"bundle `{path}` cannot be written: {error.strerror or error}"
         raise StoreError(message) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temp.unlink()
     return Carried(len(entries), len(blobs))
 
 

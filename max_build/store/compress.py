@@ -91,8 +91,8 @@ class Inflater:
 
 
 @contextlib.contextmanager
-def open_packed(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
-    """Open a zstd-compressed file.
+def open_packed(file: Path | BinaryIO, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    """Open a zstd-compressed file, given by its path or open already, and then left so.
 
     Raises
     ------
@@ -101,10 +101,10 @@ def open_packed(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
     """
     zstd = _zstd()
     try:
-        with zstd.open(path, mode) as file:
-            yield file
+        with zstd.open(file, mode) as content:
+            yield content
     except zstd.ZstdError as error:
-        message = f"`{path}` cannot be read as zstd: {error}"
+        message = f"`{getattr(file, 'name', file)}` cannot be read as zstd: {error}"
         raise StoreError(message, kind="corrupt") from error
 
 

@@ -51,6 +51,16 @@ def test_a_bundle_is_the_same_wherever_it_is_made(tmp_path):
     assert (tmp_path / "one.tar.zst").read_bytes() == (tmp_path / "two.tar.zst").read_bytes()
 
 
+def test_a_bundle_is_written_beside_no_name_of_somebody_else(tmp_path):
+    other = tmp_path / "b.tar.zst.tmp"  # as another that packs the same file might call its own
+    other.write_bytes(b"not ours")
+    cache, records = filled(tmp_path / "here")
+    with cache:
+        pack(cache, [records[0].key], tmp_path / "b.tar.zst")
+    assert other.read_bytes() == b"not ours"
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "b.tar.zst", other.name}
+
+
 def test_where_no_bundle_can_be_written_it_is_told(tmp_path):
     cache, records = filled(tmp_path / "here")
     (tmp_path / "file").touch()
