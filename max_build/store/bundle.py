@@ -10,7 +10,9 @@ import io
 import re
 import tarfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from shutil import copyfileobj
 from typing import IO, Self
 
 import msgspec
@@ -18,7 +20,7 @@ import msgspec
 from max_build.atomic import replacing
 from max_build.errors import StoreError
 from max_build.record import Blob, decode
-from max_build.store.base import CHUNK, ENTRY_LIMIT, Sink
+from max_build.store.base import CHUNK, ENTRY_LIMIT
 from max_build.store.cache import Cache
 from max_build.store.compress import open_packed
 from max_build.store.entry import holds_recipes, unseal
@@ -105,7 +107,7 @@ def unpack(cache: Cache, path: Path) -> Carried:
                 else:
                     blob = Blob(role="mef", digest=match[3], size=member.size)
                     try:
-                        cache.local.keep(blob, lambda sink, content=content: _pour(content, sink))  # type: ignore[misc]
+                        cache.local.keep(blob, partial(copyfileobj, content, length=CHUNK))
                         blobs += 1
                     except StoreError as error:
                         refused.append(error.message)
@@ -134,8 +136,3 @@ def _add(tar: tarfile.TarFile, name: str, size: int, file: IO[bytes]) -> None:
     info.size = size
     info.mode = 0o444
     tar.addfile(info, file)
-
-
-def _pour(content: IO[bytes], sink: Sink) -> None:
-    while chunk := content.read(CHUNK):
-        sink.write(chunk)

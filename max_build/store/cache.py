@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -375,8 +376,7 @@ def _pour(content: Path | bytes, sink: Sink) -> None:
         message = f"`{content}` cannot be read: {error.strerror}"
         raise StoreError(message, kind="missing") from error
     with file:
-        while chunk := file.read(CHUNK):
-            sink.write(chunk)
+        shutil.copyfileobj(file, sink, CHUNK)
 
 
 def _keys(data: bytes | None) -> list[str]:

@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -179,8 +180,7 @@ class DirectoryStore(Store):
 
                 deflate(source, file)
             else:
-                while chunk := source.read(CHUNK):
-                    file.write(chunk)
+                shutil.copyfileobj(source, file, CHUNK)
 
     def has_blob(self, digest: str) -> bool:
         path = self.path("cas", digest)
@@ -359,8 +359,7 @@ class DirectoryStore(Store):
 
     def _pour(self, file: BinaryIO, sink: Sink) -> None:
         if not self._shared:
-            while chunk := file.read(CHUNK):
-                sink.write(chunk)
+            shutil.copyfileobj(file, sink, CHUNK)
             return
         from max_build.store.compress import Inflater
 

@@ -187,6 +187,15 @@ def test_a_remote_without_readable_host_is_told_and_not_shown(tmp_path: Path, ur
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://ci:secret@", "http://?token=secret", "https://:80#secret", "http://u@/x?secret"]
+)
+def test_a_remote_without_host_is_told_without_what_is_secret(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="names no host") as caught:
+        open_cache(CacheSettings(dir=str(tmp_path), remote=url))
+    assert "secret" not in str(caught.value)
+
+
 def test_credentials_in_a_url_are_sent_as_the_bytes_they_are() -> None:
     def sent(url: str) -> bytes:
         return base64.b64decode(authorization(url)["Authorization"].removeprefix("Basic "))
