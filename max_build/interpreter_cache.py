@@ -156,15 +156,15 @@ def warm(
     seconds = time.monotonic() - started
     archive = work / "bundle.tar.zst"
     pack(work / "modular", archive, report)
-    content = digest(archive.read_bytes())
+    blob = Blob.of("bundle", archive.read_bytes())
     record = Record(
         key=key,
         unit="interpreter",
         components=components,
-        blobs=(Blob(role="bundle", digest=content, size=archive.stat().st_size),),
+        blobs=(blob,),
         seconds=round(seconds, 3),
     )
-    cache.publish(record, {content: archive})
+    cache.publish(record, {blob.digest: archive})
     install(archive, Path(here.folder), report)
     shutil.rmtree(work, ignore_errors=True)
     return record
