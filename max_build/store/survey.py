@@ -15,8 +15,9 @@ import msgspec
 
 from max_build.errors import StoreError
 from max_build.store import actionresult
-from max_build.store.directory import DirectoryStore, read_small
+from max_build.store.directory import DirectoryStore
 from max_build.store.entry import named_blobs
+from max_build.store.files import read_small
 
 __all__ = ["GOING", "Blobs", "Entries", "Found", "Survey", "ordered", "sizes", "survey", "unkept"]
 
