@@ -34,7 +34,7 @@ _MEMBER = re.compile(r"(ac|cas)/([0-9a-f]{2})/(\2[0-9a-f]{62})\Z")
 class Carried(msgspec.Struct, frozen=True):
     """What a bundle holds, or what of it was taken; and why the rest was not."""
 
-    records: int
+    entries: int
     blobs: int
     refused: tuple[str, ...] = ()
 

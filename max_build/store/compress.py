@@ -14,16 +14,16 @@ from typing import Any, BinaryIO, Literal
 from max_build.errors import StoreError
 from max_build.store.base import CHUNK, Output, Sink
 
-__all__ = ["LEVEL", "Inflater", "deflate", "deflated", "open_packed"]
+__all__ = ["Inflater", "deflate", "deflated", "open_packed"]
 
-LEVEL = 3
-"""MAX artifacts shrink tenfold at level 3; higher ones cost more time than they save bytes."""
+# MAX artifacts shrink tenfold at level 3; higher ones cost more time than they save bytes.
+_LEVEL = 3
 
 
 def deflate(source: BinaryIO, target: Output) -> None:
     """Write `source` to `target` as one zstd frame, a chunk at a time."""
     zstd = _zstd()
-    packer = zstd.ZstdCompressor(level=LEVEL)
+    packer = zstd.ZstdCompressor(level=_LEVEL)
     while chunk := source.read(CHUNK):
         target.write(packer.compress(chunk))
     target.write(packer.flush())
@@ -32,7 +32,7 @@ def deflate(source: BinaryIO, target: Output) -> None:
 def deflated(source: BinaryIO, part: int) -> Iterator[bytes]:
     """The zstd frame of `source` in pieces of at least `part` bytes, but for the last."""
     zstd = _zstd()
-    packer = zstd.ZstdCompressor(level=LEVEL)
+    packer = zstd.ZstdCompressor(level=_LEVEL)
     held = bytearray()
     while chunk := source.read(CHUNK):
         held += packer.compress(chunk)

@@ -46,7 +46,7 @@ class HttpStore(Store):
         `MAX_BUILD_REMOTE_TOKEN`, else from `netrc`; proxies from the usual variables.
     settings
         Timeouts and TLS files.
-    label, writable
+    writable
         See `Store`.
 
     Raises
@@ -55,20 +55,20 @@ class HttpStore(Store):
         If the URL has no host.
     """
 
+    label = "remote"
+
     def __init__(
         self,
         url: str,
         settings: CacheSettings | None = None,
-        label: str = "remote",
         *,
         writable: bool = False,
     ) -> None:
         settings = settings or CacheSettings()
         parts = urlsplit(url)
         if not parts.hostname:
-            message = f"Remote cache URL {without_secrets(url)!r} names no host"
+            message = f"remote cache URL {without_secrets(url)!r} names no host"
             raise ConfigError(message)
-        self.label = label
         self.writable = writable
         host = parts.netloc.rpartition("@")[2]
         base = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"

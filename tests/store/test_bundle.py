@@ -33,10 +33,10 @@ def test_a_bundle_carries_all_there_is(tmp_path):
         lookups = list(recipes_for(cache.local.store, keys))
         assert len(lookups) == 3
         done = pack(cache, [*keys, *lookups], tmp_path / "b.tar.zst")
-    assert (done.records, done.blobs) == (6, 4)
+    assert (done.entries, done.blobs) == (6, 4)
     with open_cache(CacheSettings(dir=str(tmp_path / "there"))) as cache:
         done = unpack(cache, tmp_path / "b.tar.zst")
-        assert (done.records, done.blobs, done.refused) == (6, 4, ())
+        assert (done.entries, done.blobs, done.refused) == (6, 4, ())
         for number, record in enumerate(records):
             assert cache.lookup(record.key) == Hit(record, "local")
             assert cache.recipes(digest(f"l{number}".encode()))
@@ -94,7 +94,7 @@ def test_what_is_altered_in_a_bundle_is_refused(tmp_path):
         tar.addfile(link)
     with open_cache(CacheSettings(dir=str(tmp_path / "there"))) as cache:
         done = unpack(cache, bundle)
-        assert (done.records, done.blobs) == (0, 0)
+        assert (done.entries, done.blobs) == (0, 0)
         assert len(done.refused) == 5
         assert isinstance(cache.lookup(record.key), Miss)
 

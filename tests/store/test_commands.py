@@ -285,7 +285,7 @@ def test_pack_and_unpack(run, project, monkeypatch):
     assert run("pack", "-o", project / "c.tar.zst", "--unit", "none")[0] == 1
     monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(project / "other"))
     status, report = run("unpack", project / "b.tar.zst", "--json")
-    assert (status, report["records"], report["refused"]) == (0, 2, [])
+    assert (status, report["entries"], report["refused"]) == (0, 2, [])
     with pytest.raises(MaxBuildError, match="cannot be read"):
         run("unpack", project / "pyproject.toml")
 
