@@ -218,7 +218,7 @@ class _Session:
             key = "" if derivation.uncacheable else key_of(derivation.components)
         if not key:
             return None
-        found = self._cache.lookup(key, fetch=self._mode != "look", again=True)
+        found = self._cache.lookup(key, fetch=self._mode != "look", count_miss=False)
         return _hit(unit, target, found, started) if isinstance(found, Hit) else None
 
     def work(self, unit: Unit, target: Target) -> Outcome:
@@ -260,7 +260,7 @@ class _Session:
         if answer.uncacheable:
             return self._miss(worker, job, answer, answer.uncacheable, started)
         building = self._mode == "build"
-        found = self._cache.lookup(key, fetch=self._mode != "look", again=building)
+        found = self._cache.lookup(key, fetch=self._mode != "look", count_miss=not building)
         if isinstance(found, Hit):
             return _hit(job.unit, job.target, found, started)
         from max_build.explain import explain_miss

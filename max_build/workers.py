@@ -18,6 +18,7 @@ import msgspec
 
 from max_build import compilers
 from max_build.errors import CompileError, MaxBuildError
+from max_build.machine import available_memory
 from max_build.worker import Answer, Request
 
 __all__ = ["MEMORY_EACH", "Worker", "Workers", "capacity", "environment"]
@@ -32,23 +33,10 @@ _TAIL_LINES = 20
 def capacity() -> int:
     """How many workers this machine carries: min(CPUs, memory / 2 GiB), at least 1.
 
-    Memory is what is available now, or what the control group still allows where that is less.
+    Memory is what is available now, or what the control groups still allow where that is less.
     """
     cpus = len(os.sched_getaffinity(0))
-    return max(1, min(cpus, _available_memory() // MEMORY_EACH))
-
-
-def _available_memory() -> int:
-    found = 1 << 62
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found = int(line.split()[1]) << 10
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        found = min(found, max(0, limit - used))
-    return found
+    return max(1, min(cpus, available_memory() // MEMORY_EACH))
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -23,7 +23,6 @@ __all__ = [
     "SinkError",
     "Store",
     "fault_of",
-    "kind_of",
 ]
 
 Kind = Literal["ac", "cas"]
@@ -204,11 +203,7 @@ _KINDS = {
 }
 
 
-def kind_of(error: OSError) -> str:
-    """The counted kind of an operating-system error."""
-    return _KINDS.get(error.errno or 0, "io")
-
-
 def fault_of(error: OSError, what: str) -> StoreError:
     """The `StoreError` for an operating-system error at `what`."""
-    return StoreError(f"{what}: {error.strerror or error}", kind=kind_of(error))
+    kind = _KINDS.get(error.errno or 0, "io")
+    return StoreError(f"{what}: {error.strerror or error}", kind=kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -65,20 +66,20 @@ class Cache:
 
     # --- look up
 
-    def lookup(self, key: str, *, fetch: bool = True, again: bool = False) -> Hit | Miss:
+    def lookup(self, key: str, *, fetch: bool = True, count_miss: bool = True) -> Hit | Miss:
         """Find the record of `key` in the nearest tier that has it whole.
 
         With `fetch`, its blobs are in the local tier and verified when this returns, so that
         `path` gives them; nearer tiers have been given what they lacked. Without, nothing is
         read but the record, written or counted.
 
-        With `again`, a miss is not counted: the caller will look again before it compiles.
+        With `count_miss=False` a miss is left out: the caller looks again before it compiles.
         """
         found = self._lookup(key, fetch=fetch)
         if fetch:
             if isinstance(found, Hit):
                 self.stats.hit(found.tier, found.record.seconds)
-            elif not again:
+            elif count_miss:
                 self.stats.miss(found.reason)
         return found
 
@@ -103,21 +104,21 @@ class Cache:
     def _lookup(self, key: str, *, fetch: bool) -> Hit | Miss:
         miss = Miss("absent")
         try:
-            record = self._reader.here(key, fetch=fetch)
+            hit = self._reader.here(key, fetch=fetch)
         except NoGoodError as error:
             miss = error.miss
         else:
-            if isinstance(record, Hit):
-                return record
+            if hit is not None:
+                return hit
         for position, tier in enumerate(self.outer):
             try:
-                record = self._from_outer(tier, key, self.outer[:position], fetch=fetch)
+                hit = self._from_outer(tier, key, self.outer[:position], fetch=fetch)
             except NoGoodError as error:
                 if miss.reason == "absent":
                     miss = error.miss
             else:
-                if isinstance(record, Hit):
-                    return record
+                if hit is not None:
+                    return hit
         return miss
 
     def _from_outer(
@@ -375,8 +376,7 @@ def _pour(content: Path | bytes, sink: Sink) -> None:
         message = f"`{content}` cannot be read: {error.strerror}"
         raise StoreError(message, kind="missing") from error
     with file:
-        while chunk := file.read(CHUNK):
-            sink.write(chunk)
+        shutil.copyfileobj(file, sink, CHUNK)
 
 
 def _keys(data: bytes | None) -> list[str]:

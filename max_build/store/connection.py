@@ -20,10 +20,7 @@ from urllib3 import exceptions
 from max_build.errors import StoreError
 from max_build.store.settings import CacheSettings
 
-__all__ = ["CLIENT_CERTIFICATE", "TOKEN_VARIABLE", "Connection", "authorization", "fault"]
-
-TOKEN_VARIABLE = "MAX_BUILD_REMOTE_TOKEN"
-"""Environment variable whose value is sent as bearer token."""
+__all__ = ["CLIENT_CERTIFICATE", "Connection", "authorization", "fault"]
 
 CLIENT_CERTIFICATE = "failed: the server wants a client certificate it trusts (`remote-cert`)"
 
@@ -117,7 +114,7 @@ def authorization(url: str) -> dict[str, str]:
     """The header with the credentials for a URL: its own, else a token, else those of `netrc`."""
     if userinfo := _userinfo(url):
         return {"Authorization": _basic(userinfo)}
-    if token := os.environ.get(TOKEN_VARIABLE):
+    if token := os.environ.get("MAX_BUILD_REMOTE_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     from netrc import NetrcParseError, netrc
 

@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from typing import BinaryIO, TypeVar
 from max_build.errors import StoreError
 from max_build.store.base import (
     CHUNK,
-    ENTRY_LIMIT,
     Item,
     Kind,
     Sink,
@@ -28,17 +28,25 @@ from max_build.store.base import (
     Store,
     fault_of,
 )
+from max_build.store.files import (
+    ABSENT,
+    MAKERS,
+    Reading,
+    again,
+    names_in,
+    on_nfs3,
+    open_regular,
+    read_opened,
+    read_small,
+    scan,
+)
 
-__all__ = ["MAKERS", "DirectoryStore", "open_regular", "read_small", "read_whole"]
+__all__ = ["DirectoryStore"]
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block
-_ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
-MAKERS = 16
-"""Writers that may find the same folder missing at once."""
 
 _TOUCH_AFTER = 600.0  # well within the grace of gc, which has to see what is in use
 
@@ -112,7 +120,7 @@ class DirectoryStore(Store):
             except OSError as error:
                 if error.errno not in {errno.ENOENT, errno.ESTALE} or not left:
                     raise
-                _names(folder)  # so that an NFS client asks for it anew, and for its name
+                names_in(folder)  # so that an NFS client asks for it anew, and for its name
                 self._seen(folder)
         raise AssertionError
 
@@ -126,10 +134,10 @@ class DirectoryStore(Store):
             if opened is None:
                 return None
             self._last_read = (key, opened[1].st_mtime)
-            return _small(*opened, path)
+            return read_opened(*opened, path)
 
         with self._reading(path):
-            data = _again(read)
+            data = again(read)
             return read() if data is None and self._listed(Path(path)) else data
 
     def put_entry(self, key: str, data: bytes, *, replace: bool = False) -> bool:
@@ -169,7 +177,7 @@ class DirectoryStore(Store):
             return True
 
         with self._reading(path):
-            return _again(pour, unless=lambda: sink.count > 0)
+            return again(pour, unless=lambda: sink.count > 0)
 
     def put_blob(self, digest: str, source: BinaryIO) -> None:
         path = self.path("cas", digest)
@@ -179,16 +187,15 @@ class DirectoryStore(Store):
 
                 deflate(source, file)
             else:
-                while chunk := source.read(CHUNK):
-                    file.write(chunk)
+                shutil.copyfileobj(source, file, CHUNK)
 
     def has_blob(self, digest: str) -> bool:
         path = self.path("cas", digest)
         with self._reading(path):
             try:
-                return stat.S_ISREG(_again(lambda: os.lstat(path)).st_mode)
+                return stat.S_ISREG(again(lambda: os.lstat(path)).st_mode)
             except OSError as error:
-                if error.errno in _ABSENT:
+                if error.errno in ABSENT:
                     return self._listed(path)
                 raise
 
@@ -244,7 +251,7 @@ class DirectoryStore(Store):
             return f"{info.st_ino} {info.st_mtime_ns}"
 
         with self._reading(path):
-            return _again(mark)
+            return again(mark)
 
     def renew_lease(self, key: str, owner: bytes) -> None:
         path = self.root / "lease" / key
@@ -263,8 +270,8 @@ class DirectoryStore(Store):
     def list(self, kind: Kind) -> Iterator[Item]:
         top = self.root / kind
         with self._reading(top):
-            for shard in _scan(top):
-                for found in _scan(shard.path):
+            for shard in scan(top):
+                for found in scan(shard.path):
                     if not _NAME.match(found.name):
                         continue
                     try:
@@ -282,7 +289,7 @@ class DirectoryStore(Store):
             try:
                 path.unlink()
             except OSError as error:
-                if error.errno not in _ABSENT:
+                if error.errno not in ABSENT:
                     raise
 
     def discard(self, kind: Kind, name: str) -> None:
@@ -318,10 +325,10 @@ class DirectoryStore(Store):
         a page that is read after the file is gone ends the process (SIGBUS). So blobs there are
         moved aside, and their room is free when gc clears that. A team's directory is not mapped.
         """
-        return not self._shared and _on_nfs3(self.root)
+        return not self._shared and on_nfs3(self.root)
 
     def _lease_owner(self, path: Path) -> bytes | None:
-        return _again(lambda: read_small(path))
+        return again(lambda: read_small(path))
 
     def _listed(self, path: Path) -> bool:
         """Whether a name that was not found is there after all."""
@@ -335,9 +342,9 @@ class DirectoryStore(Store):
         """
         if path == self.root:
             return False
-        names = _names(path.parent)
+        names = names_in(path.parent)
         if names is None and self._seen(path.parent):
-            names = _names(path.parent)
+            names = names_in(path.parent)
         return names is not None and path.name in names
 
     def _now(self) -> float:
@@ -359,8 +366,7 @@ class DirectoryStore(Store):
 
     def _pour(self, file: BinaryIO, sink: Sink) -> None:
         if not self._shared:
-            while chunk := file.read(CHUNK):
-                sink.write(chunk)
+            shutil.copyfileobj(file, sink, CHUNK)
             return
         from max_build.store.compress import Inflater
 
@@ -422,8 +428,8 @@ class DirectoryStore(Store):
                 raise
         return folder
 
-    def _reading(self, path: Path | str) -> _Reading:
-        return _Reading(self.label, path)
+    def _reading(self, path: Path | str) -> Reading:
+        return Reading(self.label, path)
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -436,108 +442,3 @@ class DirectoryStore(Store):
             raise
         except OSError as error:
             raise fault_of(error, f"{self.label} cache cannot write `{path}`") from error
-
-
-class _Reading:
-    """Turns an error of the system into one of the store; a generator would take thrice as long."""
-
-    __slots__ = ("_label", "_path")
-
-    def __init__(self, label: str, path: Path | str) -> None:
-        self._label = label
-        self._path = path
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, StoreError):
-            raise fault_of(error, f"{self._label} cache cannot read `{self._path}`") from error
-
-
-def open_regular(path: Path | str) -> tuple[int, os.stat_result] | None:
-    """Open a regular file for reading: it and its status, or None if nothing is there."""
-    try:
-        fd = os.open(path, _READ)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, a socket
-            message = f"`{path}` is not a regular file"
-            raise StoreError(message, kind="corrupt") from error
-        raise
-    try:
-        info = os.fstat(fd)
-    except OSError:
-        os.close(fd)
-        raise
-    if not stat.S_ISREG(info.st_mode):
-        os.close(fd)
-        message = f"`{path}` is not a regular file"
-        raise StoreError(message, kind="corrupt")
-    return fd, info
-
-
-def read_small(path: Path | str) -> bytes | None:
-    """The bytes of a regular file no larger than an entry can be, or None if there is none."""
-    opened = open_regular(path)
-    return opened and _small(*opened, path)
-
-
-def _small(fd: int, info: os.stat_result, path: Path | str) -> bytes:
-    try:
-        data = read_whole(fd, min(info.st_size, ENTRY_LIMIT + 1))
-    finally:
-        os.close(fd)
-    if len(data) > ENTRY_LIMIT:
-        message = f"`{path}` is larger than any entry"
-        raise StoreError(message, kind="corrupt")
-    return data
-
-
-def read_whole(fd: int, size: int) -> bytes:
-    """The first `size` bytes of an open file, fewer where it is shorter."""
-    data = os.read(fd, size)
-    while len(data) < size and (chunk := os.read(fd, size - len(data))):
-        data += chunk
-    return data
-
-
-def _again(read: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Read anew where a file was replaced or removed under an NFS client's feet."""
-    for _ in range(2):
-        try:
-            return read()
-        except OSError as error:
-            if error.errno != errno.ESTALE or unless():
-                raise
-    return read()
-
-
-def _on_nfs3(folder: Path) -> bool:
-    """Whether a folder lies on NFS before version 4, going by proc_pid_mountinfo(5)."""
-    try:
-        device = os.stat(folder).st_dev
-        number = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-            return any(line.split()[2] == number and " - nfs " in line for line in lines)
-    except OSError:
-        return False
-
-
-def _names(folder: Path) -> list[str] | None:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return None
-
-
-def _scan(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    try:
-        found = os.scandir(folder)
-    except OSError as error:
-        if error.errno not in _ABSENT:
-            raise
-        return
-    with found:
-        yield from found

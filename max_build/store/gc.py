@@ -31,18 +31,7 @@ from max_build.store.survey import (
     unkept,
 )
 
-__all__ = [
-    "Found",
-    "Plan",
-    "Report",
-    "Survey",
-    "collect",
-    "gc",
-    "pin",
-    "pins",
-    "plan",
-    "survey",
-]
+__all__ = ["Plan", "Report", "collect", "gc", "pin", "pins", "plan"]
 
 _DAY = 86400.0
 _LEFTOVERS = {"tmp": _DAY, "lock": _DAY, "lease": _DAY, "quarantine": 7 * _DAY}
@@ -219,12 +208,12 @@ def _remove(store: DirectoryStore, kind: Kind, name: str, seen: float) -> bool:
     return True
 
 
-def _sweep(store: DirectoryStore, ages: Mapping[str, float] = _LEFTOVERS) -> int:
+def _sweep(store: DirectoryStore) -> int:
     """Remove what nobody will come back for."""
     count = 0
     now = store.now()
     old = [(path, _DAY) for path in store.root.glob("new-*")]
-    for folder, age in ages.items():
+    for folder, age in _LEFTOVERS.items():
         with contextlib.suppress(OSError):
             old.extend((path, age) for path in (store.root / folder).iterdir())
     for path, age in old:

@@ -59,9 +59,7 @@ class Memo:
 
     def under(self, namespace: str, prefix: str) -> dict[str, bytes]:
         """The values of the keys that begin with `prefix`, by key, read in one query."""
-        from max_build.store._disk import rows
-
-        return self._try(lambda index: rows(index, f"{namespace}:", prefix)) or {}
+        return self._try(lambda index: index.rows(f"{namespace}:", prefix)) or {}
 
     def set(self, namespace: str, key: str, value: bytes) -> None:
         """Remember a value."""
@@ -168,7 +166,7 @@ class Memo:
         with self._lock:
             if self._index is None and self._folder is not None:
                 try:
-                    from max_build.store._disk import open_index
+                    from max_build.store.plain_cache import open_index
 
                     self._index = open_index(self._folder)
                 except Exception as error:  # noqa: BLE001 - see `_try`

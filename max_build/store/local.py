@@ -18,7 +18,8 @@ from max_build.key import digest
 from max_build.record import Blob
 from max_build.stamp import Stamp, settled, stamp_of
 from max_build.store.base import Sink
-from max_build.store.directory import DirectoryStore, open_regular, read_whole
+from max_build.store.directory import DirectoryStore
+from max_build.store.files import open_regular, read_whole
 from max_build.store.index import Memo
 
 __all__ = ["Local"]

@@ -86,7 +86,7 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # its text may hold what is secret in the URL
-        message = "Host or port of the remote cache's URL cannot be read"
+        message = "host or port of the remote cache's URL cannot be read"
         raise ConfigError(message, hint=_EXAMPLES) from None
     if scheme == "file":
         path = unquote(parts.path)
@@ -94,7 +94,7 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
             path, "remote", settings, settings.remote_trust, journal, writable=writable
         )
     if scheme not in _SCHEMES:
-        message = f"Remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
+        message = f"remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
         raise ConfigError(message, hint=_EXAMPLES)
     try:
         if scheme in {"http", "https"}:
@@ -165,16 +165,13 @@ def _foreign(root: Path, trust: Trust) -> str:
     return ""
 
 
-def default_root(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
+def default_root() -> Path:
     """Where the local cache lies if nobody says: XDG, HOME, or a private folder in /tmp."""
-    for base in (environ.get("XDG_CACHE_HOME", ""), _below(environ.get("HOME", ""), ".cache")):
+    home = os.environ.get("HOME")
+    for base in (os.environ.get("XDG_CACHE_HOME", ""), f"{home}/.cache" if home else ""):
         if os.path.isabs(base):
             return Path(base) / "max-build"
     return _fallback_root()
-
-
-def _below(home: str, name: str) -> str:
-    return f"{home}/{name}" if home else ""
 
 
 def _fallback_root() -> Path:

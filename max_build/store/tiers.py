@@ -15,7 +15,7 @@ from max_build.store.base import Kind, Leases, Sink, SinkError, Store
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.settings import Trust
 
-__all__ = ["Counted", "Tier"]
+__all__ = ["Tier"]
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class Tier:
             self._call(lambda: self.store.refresh(blob.digest))
             return 0
         with path.open("rb") as file:
-            source = Counted(file)
+            source = _Counted(file)
             # What was read is not yet what has arrived, so an upload may use the whole budget.
             self._call(
                 lambda: self.store.put_blob(blob.digest, source),  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ class Tier:
             self._note(self.label, StoreError(message, kind="closed"))
 
 
-class Counted:
+class _Counted:
     """A file that tells how far it was read."""
 
     def __init__(self, file: BinaryIO) -> None:

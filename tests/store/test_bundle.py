@@ -33,10 +33,10 @@ def test_a_bundle_carries_all_there_is(tmp_path):
         lookups = list(recipes_for(cache.local.store, keys))
         assert len(lookups) == 3
         done = pack(cache, [*keys, *lookups], tmp_path / "b.tar.zst")
-    assert (done.records, done.blobs) == (6, 4)
+    assert (done.entries, done.blobs) == (6, 4)
     with open_cache(CacheSettings(dir=str(tmp_path / "there"))) as cache:
         done = unpack(cache, tmp_path / "b.tar.zst")
-        assert (done.records, done.blobs, done.refused) == (6, 4, ())
+        assert (done.entries, done.blobs, done.refused) == (6, 4, ())
         for number, record in enumerate(records):
             assert cache.lookup(record.key) == Hit(record, "local")
             assert cache.recipes(digest(f"l{number}".encode()))
@@ -49,6 +49,16 @@ def test_a_bundle_is_the_same_wherever_it_is_made(tmp_path):
         with cache:
             pack(cache, [record.key for record in records], tmp_path / f"{name}.tar.zst")
     assert (tmp_path / "one.tar.zst").read_bytes() == (tmp_path / "two.tar.zst").read_bytes()
+
+
+def test_a_bundle_is_written_beside_no_name_of_somebody_else(tmp_path):
+    other = tmp_path / "b.tar.zst.tmp"  # as another that packs the same file might call its own
+    other.write_bytes(b"not ours")
+    cache, records = filled(tmp_path / "here")
+    with cache:
+        pack(cache, [records[0].key], tmp_path / "b.tar.zst")
+    assert other.read_bytes() == b"not ours"
+    assert {path.name for path in tmp_path.iterdir()} == {"here", "b.tar.zst", other.name}
 
 
 def test_where_no_bundle_can_be_written_it_is_told(tmp_path):
@@ -84,7 +94,7 @@ def test_what_is_altered_in_a_bundle_is_refused(tmp_path):
         tar.addfile(link)
     with open_cache(CacheSettings(dir=str(tmp_path / "there"))) as cache:
         done = unpack(cache, bundle)
-        assert (done.records, done.blobs) == (0, 0)
+        assert (done.entries, done.blobs) == (0, 0)
         assert len(done.refused) == 5
         assert isinstance(cache.lookup(record.key), Miss)
 

@@ -438,7 +438,7 @@ def test_counters_last(tmp_path):
 
 
 def test_a_wrong_public_key_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="Public key 2"):
+    with pytest.raises(ConfigError, match="public key 2"):
         open_cache(
             CacheSettings(dir=str(tmp_path), public_keys=("a:" + "A" * 43 + "=", "nonsense"))
         )

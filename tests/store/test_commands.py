@@ -248,7 +248,8 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
     site = toy_repo.write_compiler(tmp_path / "site")
     source = "def build(target):\n    return 'ir of a graph'\n"
     repo = toy_repo.write_project(tmp_path / "repo", unit=source)
-    lock = tmp_path / "max-build.lock"
+    lock, other = tmp_path / "max-build.lock", tmp_path / "max-build.lock.tmp"
+    other.write_bytes(b"not ours")  # as another build might call what it is about to put there
     written = set()
     for machine in ("ci", "other"):
         env = {
@@ -261,6 +262,7 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
         assert done.returncode == 0, done.stderr
         written.add(lock.read_bytes())
     assert len(written) == 1
+    assert other.read_bytes() == b"not ours"
     assert str(tmp_path) not in lock.read_text()
     env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "server", "PYTHONPATH": None}
     (tmp_path / "empty").mkdir()
@@ -283,7 +285,7 @@ def test_pack_and_unpack(run, project, monkeypatch):
     assert run("pack", "-o", project / "c.tar.zst", "--unit", "none")[0] == 1
     monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(project / "other"))
     status, report = run("unpack", project / "b.tar.zst", "--json")
-    assert (status, report["records"], report["refused"]) == (0, 2, [])
+    assert (status, report["entries"], report["refused"]) == (0, 2, [])
     with pytest.raises(MaxBuildError, match="cannot be read"):
         run("unpack", project / "pyproject.toml")
 

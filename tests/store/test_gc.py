@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from max_build.key import digest
 from max_build.store import CacheSettings, Hit, Miss, open_cache
 from max_build.store.directory import DirectoryStore
-from max_build.store.gc import Found, Survey, gc, pin, plan, survey
+from max_build.store.gc import gc, pin, plan
+from max_build.store.survey import Found, Survey, survey
 from max_build.store.verify import verify
 from max_build.testing.store import example
 
