@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from max_build import compilers
-from max_build.compilers import Derivation, Job, Product
+from max_build.compilers import Derivation, Job, Memory, Product
 from max_build.config import load_settings
 from max_build.errors import MaxBuildError
 from max_build.key import Components, digest
@@ -48,11 +48,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Jobs for one process, and the modules to look for in it."""
+    """Jobs for one process, the modules to look for in it, and whether it has a memory."""
 
     compiler: str
     tasks: tuple[Task, ...]
     heavy: tuple[str, ...]
+    remembers: bool
 
 
 class Answer(msgspec.Struct):
@@ -88,7 +89,7 @@ class Answer(msgspec.Struct):
 def main(answers: str) -> None:
     """Do what the request says, in this process, and leave it."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Request)
-    memory = _Dictionary()
+    memory = _Dictionary() if request.remembers else None
     found = [_answer(request, task, memory) for task in request.tasks]
     Path(answers).write_bytes(msgspec.json.encode(found))
     sys.stdout.flush()
@@ -124,7 +125,7 @@ class _Dictionary:
         self._values[namespace, key] = value
 
 
-def _answer(request: Request, task: Task, memory: _Dictionary) -> Answer:
+def _answer(request: Request, task: Task, memory: Memory | None) -> Answer:
     answer = Answer(touched=[])
     try:
         write(Path(task.root), task.before)
@@ -136,7 +137,7 @@ def _answer(request: Request, task: Task, memory: _Dictionary) -> Answer:
     return answer
 
 
-def _work(request: Request, task: Task, memory: _Dictionary, answer: Answer) -> None:
+def _work(request: Request, task: Task, memory: Memory | None, answer: Answer) -> None:
     adapter = compilers.get(request.compiler)
     settings = load_settings(Path(task.root), environ={})
     if isinstance(adapter, compilers.Direct):

@@ -46,7 +46,7 @@ class Machine:
     folder
         All of it, absolute.
     other
-        Whether it differs in what a process is started with, too.
+        Whether a process is started with other things too, and has no `Memory`.
     """
 
     def __init__(self, contract: type[CompilerContract], folder: Path, *, other: bool) -> None:
@@ -117,10 +117,11 @@ class Machine:
         answers = self.folder / f"answers{self._count}"
         for one in (self.temporary, self.home, self.started):
             one.mkdir(parents=True, exist_ok=True)
+        request = Request(contract.compiler, tasks, heavy, remembers=not self._other)
         own, folder, umask = self._surroundings(Path(tasks[0].root))
         done = subprocess.run(
             [sys.executable, "-m", "max_build.testing.probe", str(answers)],
-            input=msgspec.json.encode(Request(contract.compiler, tasks, heavy)),
+            input=msgspec.json.encode(request),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=folder,

@@ -218,6 +218,11 @@ FAULTS = {
         HASHED,
         "digest(template + __import__('os').getcwd().encode())",
     ),
+    "needs its memory": (
+        "two_machines_make_one_key",
+        READ,
+        f'job.memory.get("mine", source); {READ}',
+    ),
     "counts its jobs": (
         "a_process_derives_the_same_again",
         HASHED,
