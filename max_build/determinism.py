@@ -15,7 +15,7 @@ from max_build.config import Settings, Unit
 from max_build.errors import MaxBuildError
 from max_build.explain import told
 from max_build.key import changes, digest
-from max_build.worker import Compile, Compiled, Derive, Derived, Failed
+from max_build.messages import Compile, Compiled, Derive, Derived, Failed
 from max_build.workers import Worker
 
 __all__ = ["Finding", "check"]

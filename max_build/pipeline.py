@@ -23,11 +23,11 @@ from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
 from max_build.executor import Executor, LocalPool, open_executor
 from max_build.key import digest, key_of
+from max_build.messages import Compile, Compiled, Derive, Derived, Failed
 from max_build.recipes.recall import Recall
 from max_build.record import Blob, Record, Role
 from max_build.store import Cache, Hit
 from max_build.target import Target
-from max_build.worker import Compile, Compiled, Derive, Derived, Failed
 from max_build.workers import Worker, Workers
 
 if TYPE_CHECKING:

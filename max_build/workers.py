@@ -18,7 +18,7 @@ import msgspec
 
 from max_build import compilers
 from max_build.errors import CompileError, MaxBuildError
-from max_build.worker import Answer, Request
+from max_build.messages import Answer, Request
 
 __all__ = ["MEMORY_EACH", "Worker", "Workers", "capacity", "environment"]
 

@@ -20,12 +20,12 @@ from measure import Ended, Figure, at_most, growth, process, say, turns
 from max_build.config import Settings, load_settings
 from max_build.errors import MaxBuildError
 from max_build.key import digest, key_of
+from max_build.messages import Derive, Derived
 from max_build.recipes.recall import Recall
 from max_build.recipes.recipe import Recipe
 from max_build.record import Blob, Record
 from max_build.store import open_cache
 from max_build.target import Target
-from max_build.worker import Derive, Derived
 from max_build.workers import Workers
 from support import GRAPH
 

@@ -15,7 +15,7 @@ from max_build.compilers.mojo_libraries import tree_digest
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
 from max_build.key import changes, key_of
-from max_build.worker import Derive, Derived, Failed
+from max_build.messages import Derive, Derived, Failed
 from max_build.workers import Worker
 from support import GRAPH, PYPROJECT, write_project
 

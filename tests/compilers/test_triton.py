@@ -19,13 +19,13 @@ from max_build.compilers.triton import TritonCompiler
 from max_build.compilers.triton_environment import relevant
 from max_build.errors import CompileError, ConfigError
 from max_build.key import changes, key_of
+from max_build.messages import Derive, Derived
 from max_build.pipeline import build
 from max_build.recipes.recall import Recall
 from max_build.recipes.recipe import Recipe
 from max_build.record import Kernel
 from max_build.store import open_cache
 from max_build.target import Target
-from max_build.worker import Derive, Derived
 from max_build.workers import Worker
 
 pytest.importorskip("triton", reason="Triton is not installed")

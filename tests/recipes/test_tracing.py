@@ -18,9 +18,9 @@ import pytest
 import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import Components, digest
+from max_build.messages import Derive, Derived
 from max_build.recipes.recipe import Recipe, broken, encode
 from max_build.recipes.surroundings import Here
-from max_build.worker import Derive, Derived
 from max_build.workers import Worker
 
 Deriver = Callable[..., toy.Derived]
