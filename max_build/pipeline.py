@@ -23,7 +23,7 @@ from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
 from max_build.executor import Executor, LocalPool, open_executor
 from max_build.key import digest, key_of
-from max_build.messages import Compile, Compiled, Derive, Derived, Failed
+from max_build.messages import Compile, Compiled, Derive, Derived
 from max_build.recipes.recall import Recall
 from max_build.record import Blob, Record, Role
 from max_build.store import Cache, Hit
@@ -245,11 +245,9 @@ class _Session:
                 str(job.scratch),
                 str(self._cache.memo.folder or ""),
             ),
+            Derived,
             timeout=self._settings.compile_timeout,
         )
-        if isinstance(answer, Failed):
-            raise answer.error()
-        assert isinstance(answer, Derived)
         outcome = self._find_or_make(worker, job, answer, started)
         if answer.recipe and outcome.state in ("cached", "compiled") and self._mode != "look":
             self._recall.remember(job.unit, job.target, answer.recipe)
@@ -299,14 +297,13 @@ class _Session:
         last = self._cache.memo.get("seconds", name)
         self._tell("compiling", job, reason, float(last) if last else 0.0)
         compiling = time.monotonic()
-        answer = worker.ask(Compile(), timeout=self._settings.compile_timeout)
-        if isinstance(answer, Failed):
+        try:
+            answer = worker.ask(Compile(), Compiled, timeout=self._settings.compile_timeout)
+        except MaxBuildError as error:
             log = worker.take_log()
-            error = answer.error()
             if log and log not in error.message:
                 error.add_note(log)
-            raise error
-        assert isinstance(answer, Compiled)
+            raise
         took = time.monotonic() - compiling
         record, files = _record(unit.name, key, derived, answer, worker.take_log(), took)
         uncacheable = derived.uncacheable or answer.uncacheable

@@ -123,11 +123,11 @@ def derive(root: Path) -> Derived:
     try:
         with workers.worker(unit.compiler) as worker:
             asked = Derive(unit, "cpu", str(root), settings.python_path, str(scratch))
-            answer = worker.ask(asked, timeout=600)
+            answer = worker.ask(asked, Derived, timeout=600)
     finally:
         workers.close()
-    if not isinstance(answer, Derived) or answer.recipe is None:
-        message = f"no recipe: {answer}"
+    if answer.recipe is None:
+        message = f"no recipe: {answer.always}"
         raise MaxBuildError(message)
     return answer
 

@@ -364,11 +364,11 @@ def recorded(job: Job) -> tuple[Recipe | None, str]:
     try:
         answer = worker.ask(
             Derive(job.unit, str(job.target), str(job.root), job.python_path, str(job.scratch)),
+            Derived,
             timeout=120.0,
         )
     finally:
         worker.close()
-    assert isinstance(answer, Derived), answer
     return answer.recipe, answer.always
 
 
