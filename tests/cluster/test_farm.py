@@ -20,7 +20,8 @@ from max_build.cluster.farmhand import Answer, Task, compile_one
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.config import Settings
 from max_build.errors import ConfigError, ToolchainError
-from max_build.pipeline import Build, Event, build
+from max_build.outcomes import Build, Event
+from max_build.pipeline import build
 from max_build.record import Blob
 from support import write_project
 
