@@ -250,6 +250,8 @@ def test_variables_are_converted_and_wrong_ones_told_by_name(tmp_path: Path) -> 
     told = refused(tmp_path, GOOD, environ=bad)
     assert "environment variable `MAX_BUILD_JOBS` must be a number, got 'many'" in told
     assert "environment variable `MAX_BUILD_EMBED` must be `1` or `0`, got 'perhaps'" in told
+    half = refused(tmp_path, GOOD, environ={"MAX_BUILD_JOBS": "1.5"})
+    assert "MAX_BUILD_JOBS` must be a whole number of at least 0, got float 1.5" in half
     assert "`environment variable MAX_BUILD_REMOTE_MODE` must be one of" in told
 
 
