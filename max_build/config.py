@@ -35,7 +35,7 @@ from max_build.manifest import Kind
 from max_build.store.settings import CacheSettings
 from max_build.target import Target, parse
 
-__all__ = ["Settings", "Unit", "cache_settings", "load_settings"]
+__all__ = ["Settings", "Unit", "cache_of", "cache_settings", "load_settings"]
 
 # Keys of hatchling's own that stand in the hook's table beside ours.
 _HATCHLING = frozenset(
@@ -245,6 +245,19 @@ def cache_settings(environ: Mapping[str, str] = os.environ) -> CacheSettings:
     if problems:
         raise ConfigError("\n  ".join(["settings of the cache are wrong", *problems]))
     return _cache(values, Path.cwd())
+
+
+def cache_of(project: Path | None) -> CacheSettings:
+    """The project's cache where there is a project in that directory, else the user's.
+
+    Raises
+    ------
+    ConfigError
+        If the settings are wrong.
+    """
+    if project is not None and (project / "pyproject.toml").is_file():
+        return load_settings(project).cache
+    return cache_settings()
 
 
 def _layers(

@@ -77,7 +77,7 @@ def into_wheel(
 
 
 def failure(result: Build) -> CompileError:
-    """One error that tells every unit that failed or, in must-hit mode, missed."""
+    """One error that tells every unit that failed or, under `require-hit`, missed."""
     lines = []
     for one in result.failed:
         error = one.error

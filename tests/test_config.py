@@ -8,7 +8,7 @@ import pytest
 
 import toy_repo as toy
 from max_build import compilers
-from max_build.config import Settings, cache_settings, load_settings
+from max_build.config import Settings, cache_of, cache_settings, load_settings
 from max_build.errors import ConfigError
 from max_build.pipeline import build
 from max_build.schema import TABLES, markdown
@@ -289,6 +289,17 @@ def test_narrowing_to_units_and_targets(tmp_path: Path) -> None:
 def test_relative_cache_directories_are_the_projects(tmp_path: Path) -> None:
     text = GOOD + "[tool.max-build.cache]\ndir = '.cache'\n"
     assert settings(tmp_path, text).cache.dir == str(tmp_path / ".cache")
+
+
+def test_the_cache_is_the_projects_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert cache_of(None) == cache_of(tmp_path) == cache_settings()
+    settings(tmp_path, GOOD + '[tool.max-build.cache]\nshared = "team"\n')
+    assert cache_of(tmp_path).shared == str(tmp_path / "team")
+    assert cache_of(tmp_path).dir == str(tmp_path / "own")
 
 
 def test_the_readme_has_the_table_that_the_code_decodes_by() -> None:

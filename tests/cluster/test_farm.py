@@ -237,10 +237,9 @@ def test_an_interrupted_build_ends_at_once(farm: farms.Farm, tmp_path: Path, tea
     waiting(farm, 1)
     units = {f"k{n}": SLOW.replace("DEPTH", str(150 + n)) for n in range(3)}
     root = kernels(tmp_path / "repo", team, units)
-    code = "import sys; from max_build.cli import main; sys.exit(main())"
     address = farm.address.replace("tcp", "dask")
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "build", "--executor", address],
+        [sys.executable, "-m", "max_build", "build", "--executor", address],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
