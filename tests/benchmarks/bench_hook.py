@@ -15,7 +15,7 @@ from pathlib import Path
 
 import measure
 import msgspec
-from measure import Ended, Figure, at_most, growth, process, say, turns
+from measure import Ended, Figure, at_most, growth, process, pyproject, say, turns
 
 from max_build.config import Settings, load_settings
 from max_build.errors import MaxBuildError
@@ -30,17 +30,7 @@ from max_build.workers import Workers
 from support import GRAPH
 
 SIZES = (1, 10, 100, 1000)
-HOOK = "[tool.hatch.build.targets.wheel.hooks.max-build]\n"
-PYPROJECT = """
-[build-system]
-requires = ["hatchling", "max-build"]
-build-backend = "hatchling.build"
-[project]
-name = "many"
-version = "1"
-[tool.hatch.build.targets.wheel]
-packages = ["src/many"]
-"""
+HOOK = 'require-hit = true\n[tool.max-build]\ntargets = ["cpu"]\n'
 # `python -m hatchling` with a clock around the hook.
 BUILD = """
 import sys, time
@@ -97,9 +87,7 @@ def make(root: Path, count: int, *, hook: bool) -> None:
     package = root / "src" / "many"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    tables = [PYPROJECT]
-    if hook:
-        tables.append(f'{HOOK}require-hit = true\n[tool.max-build]\ntargets = ["cpu"]\n')
+    tables = [pyproject("src/many", HOOK if hook else None)]
     for n in range(count):
         (package / f"g{n}.py").write_text(text(n))
         if hook:
