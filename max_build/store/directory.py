@@ -40,6 +40,7 @@ from max_build.store.files import (
     read_small,
     scan,
 )
+from max_build.store.names import aside, new_folder, temporary
 
 __all__ = ["DirectoryStore"]
 
@@ -93,6 +94,13 @@ class DirectoryStore(Store):
             if self.writable and not path.exists():
                 with self._staged(path, replace=True) as file:
                     file.write(_TAG)
+
+    def tagged(self) -> bool:
+        """Whether it is marked as a cache of ours."""
+        try:
+            return (self.root / "CACHEDIR.TAG").read_bytes() == _TAG
+        except OSError:
+            return False
 
     def path(self, kind: Kind, name: str) -> Path:
         """Where a name lies, whether or not it does."""
@@ -359,7 +367,7 @@ class DirectoryStore(Store):
         """A new file below `tmp`, for its maker alone, and its descriptor."""
 
         def create(folder: Path) -> tuple[Path, int]:
-            path = folder / os.urandom(8).hex()
+            path = folder / temporary()
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
         return self.within(self.root / "tmp", create)
@@ -407,9 +415,8 @@ class DirectoryStore(Store):
         self.within(final.parent, install)
 
     def _set_aside(self, path: Path) -> None:
-        shard = path.parent
-        name = f"{shard.parent.name}-{path.name[:16]}-{os.urandom(4).hex()}"
-        path.rename(self.folder("quarantine") / name)
+        kind = path.relative_to(self.root).parts[0]
+        path.rename(self.folder("quarantine") / aside(kind, path.name))
 
     def _make(self, folder: Path) -> Path:
         """Make a folder that has its mode, not the umask's, from the moment it can be seen."""
@@ -417,7 +424,7 @@ class DirectoryStore(Store):
             return folder
         if folder.parent != self.root:
             self._make(folder.parent)
-        new = self.root / f"new-{os.urandom(8).hex()}"
+        new = self.root / new_folder()
         new.mkdir(0o700)
         try:
             new.chmod(self._folder_mode)

@@ -72,6 +72,30 @@ def test_gc_of_any_directory(run, project):
         run("gc", "--dir", project / "nowhere")
 
 
+def test_gc_refuses_a_folder_that_is_no_cache(run, project):
+    with pytest.raises(MaxBuildError, match=f"`{project}` is no cache") as caught:
+        run("gc", "--dir", project)  # one level too high
+    assert "CACHEDIR.TAG" in caught.value.hint
+    (project / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
+    with pytest.raises(MaxBuildError, match="is no cache"):
+        run("gc", "--dir", project)  # another program's
+
+
+def test_gc_tells_of_leftovers(run, project):
+    left = project / "cache" / "tmp" / ("0" * 16)
+    left.write_text("")
+    os.utime(left, (1, 1))
+    assert "would remove 1 old file of interrupted" in run("gc", "-n")[1]
+    assert run("gc", "--json")[1]["leftovers"] == 1
+
+
+def test_gc_of_a_tier_that_is_only_read_says_what_to_set(run, project, monkeypatch):
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    with pytest.raises(MaxBuildError, match="read-only") as caught:
+        run("gc", "--tier", "remote")
+    assert "MAX_BUILD_REMOTE_MODE=read-write" in caught.value.hint
+
+
 def test_gc_of_a_tier_that_is_not_there(run):
     with pytest.raises(MaxBuildError, match="no usable remote cache"):
         run("gc", "--tier", "remote")
