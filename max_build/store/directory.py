@@ -85,7 +85,9 @@ class DirectoryStore(Store):
         self._file_mode = 0o664 if shared else 0o444
         self._last_read = ("", 0.0)  # the key and mtime of an entry; what is touched was just read
         with self._reading(root):
-            self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
+            info = os.stat(root)
+        self._group = info.st_gid
+        self._folder_mode = 0o2775 if shared else stat.S_IMODE(info.st_mode) & 0o755
 
     def tag(self) -> None:
         """Mark the directory as a cache, for backup programs; do nothing where that fails."""
@@ -219,7 +221,8 @@ class DirectoryStore(Store):
         Raises
         ------
         StoreError
-            `corrupt` if something else was poured in; another kind if it cannot be written.
+            `corrupt` if something else was poured in, `mismatch` if it is the blob and shorter;
+            another kind if it cannot be written.
         """
         path = self.path("cas", digest)
         with self._writing(path), self._staged(path, replace=True) as file:
@@ -234,7 +237,8 @@ class DirectoryStore(Store):
                 sink.cancelled = True  # whoever still writes does so for nobody
             if not sink.holds(digest):
                 message = f"{sink.count} bytes arrived that are not blob {digest[:12]}"
-                raise StoreError(message, kind="corrupt")
+                right = sink.digest() == digest  # and less than its record says
+                raise StoreError(message, kind="mismatch" if right else "corrupt")
 
     # --- leases
 
@@ -427,6 +431,9 @@ class DirectoryStore(Store):
         new = self.root / new_folder()
         new.mkdir(0o700)
         try:
+            if self._shared:  # where the root does not hand it down by its own mode
+                with contextlib.suppress(OSError):
+                    os.chown(new, -1, self._group)
             new.chmod(self._folder_mode)
             new.rename(folder)
         except OSError:

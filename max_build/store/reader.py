@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -16,6 +15,8 @@ from max_build.store.tiers import Tier
 from max_build.store.trust import Verifier
 
 __all__ = ["Reader"]
+
+_REASONS = {"corrupt": "damaged", "mismatch": "damaged", "missing": "dangling"}
 
 
 class Reader:
@@ -147,8 +148,12 @@ class Reader:
         """Bring a blob into the local tier; the reason if this tier cannot give it."""
         if not tier.open:
             return "fault"
-        with contextlib.suppress(StoreError):
+        try:
             self._local.file(blob)
+        except StoreError as error:
+            if error.kind == "mismatch":  # the record is wrong, not what the tiers hold
+                return "damaged"
+        else:
             return ""
         try:
             self._local.keep(blob, lambda sink: tier.pour(blob, sink))
@@ -157,7 +162,9 @@ class Reader:
                 text = f"{tier.label} cache, blob {blob.digest[:12]}: {error.message}"
                 self._note(tier.label, StoreError(text, kind="corrupt"))
                 tier.spurn("cas", blob.digest)
-            return {"corrupt": "damaged", "missing": "dangling"}.get(error.kind, "fault")
+            return {"corrupt": "damaged", "mismatch": "damaged", "missing": "dangling"}.get(
+                error.kind, "fault"
+            )
         self._stats.moved(tier.label, received=blob.size)
         return ""
 
