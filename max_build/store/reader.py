@@ -8,6 +8,7 @@ from typing import NoReturn
 from max_build.errors import StoreError
 from max_build.record import Blob, Record, decode
 from max_build.store.answer import Hit, Miss, NoGoodError
+from max_build.store.base import Sink
 from max_build.store.entry import Sealed, unseal
 from max_build.store.journal import Journal
 from max_build.store.local import Local
@@ -155,13 +156,21 @@ class Reader:
                 return "damaged"
         else:
             return ""
+        sinks: list[Sink] = []
+
+        def pour(sink: Sink) -> None:
+            sinks.append(sink)
+            tier.pour(blob, sink)
+
         try:
-            self._local.keep(blob, lambda sink: tier.pour(blob, sink))
+            self._local.keep(blob, pour)
         except StoreError as error:
             if error.kind == "corrupt":
                 text = f"{tier.label} cache, blob {blob.digest[:12]}: {error.message}"
                 self._note(tier.label, StoreError(text, kind="corrupt"))
-                tier.spurn("cas", blob.digest)
+                # What is too long may be sound, and its record wrong: it stays till it is replaced.
+                longer = any(sink.count > blob.size for sink in sinks)
+                (tier.doubt if longer else tier.spurn)("cas", blob.digest)
             return {"corrupt": "damaged", "mismatch": "damaged", "missing": "dangling"}.get(
                 error.kind, "fault"
             )
