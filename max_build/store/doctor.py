@@ -221,6 +221,7 @@ def _trust(cache: Cache) -> Iterator[Check]:
         ]:
             tiers = " and ".join(labels)
             text = f"nothing is signed here, and what is unsigned in the {tiers} cache is a miss"
-            yield Check("trust", "problem", text, "set `MAX_BUILD_SIGNING_KEY`, or only read it")
+            mode = f"MAX_BUILD_{labels[0].upper()}_MODE"
+            yield Check("trust", "problem", text, f"set `MAX_BUILD_SIGNING_KEY`, or `{mode}=read`")
     except MaxBuildError as error:
         yield Check("trust", "problem", error.message, error.hint)

@@ -317,7 +317,7 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
         assert isinstance(found, Hit)
         assert cache.path(found.record.blobs[0]).read_bytes() == b"ir of a graph"
     env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "ci", "PYTHONPATH": site}
-    for place in (tmp_path / "nowhere" / "lock", lock / "below"):
+    for place in (tmp_path / "nowhere" / "lock", lock / "below", Path(".")):
         done = max_build("build", "--lock", str(place), cwd=repo, env=env)
         assert done.returncode == 1
         assert f"lock `{place}` cannot be written" in done.stderr
