@@ -203,7 +203,7 @@ def test_a_pull_and_an_unpack_that_nothing_is_left_of_say_so(tmp_path, read_only
         pack(cache, keys, tmp_path / "b")
     with open_cache(CacheSettings(dir=str(read_only))) as cache:
         done = unpack(cache, tmp_path / "b")
-        assert (done.records, done.blobs, len(done.refused)) == (0, 0, 3)
+        assert (done.entries, done.blobs, len(done.refused)) == (0, 0, 3)
         assert "the local directory cannot be written" in done.refused[0]
     there = CacheSettings(dir=str(read_only), shared=str(tmp_path / "shared"))
     with open_cache(there) as cache:
@@ -220,7 +220,7 @@ def test_a_full_disk_refuses_what_is_unpacked(tmp_path, small_disk):
         pack(cache, [record.key], tmp_path / "b")
     with open_cache(CacheSettings(dir=str(small_disk))) as cache:
         done = unpack(cache, tmp_path / "b")
-    assert (done.records, done.blobs) == (0, 0)
+    assert (done.entries, done.blobs) == (0, 0)
     assert done.refused
 
 
