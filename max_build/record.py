@@ -111,7 +111,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
     log: str = ""
-    seconds: float = 0.0
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # they are summed up
 
     def blob(self, role: Role) -> Blob | None:
         """The first blob of that role."""

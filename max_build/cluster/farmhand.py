@@ -22,6 +22,7 @@ from max_build.outcomes import State
 from max_build.pipeline import build
 from max_build.record import Blob
 from max_build.store import Cache, CacheSettings, open_cache
+from max_build.store.names import FARM
 
 __all__ = ["Answer", "Task", "check_cache", "compile_one", "describe", "version"]
 
@@ -150,7 +151,7 @@ def _folder(cache: Cache) -> tempfile.TemporaryDirectory[str]:
     """A folder for the sources, where gc finds it if this process is killed."""
     store = cache.local.store
     place = store.folder("tmp") if store is not None and store.writable else None
-    return tempfile.TemporaryDirectory(prefix="farm-", dir=place, ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(prefix=FARM, dir=place, ignore_cleanup_errors=True)
 
 
 def _own_cache(asked: CacheSettings) -> CacheSettings:

@@ -15,6 +15,7 @@ from max_build.errors import StoreError
 __all__ = [
     "CHUNK",
     "ENTRY_LIMIT",
+    "LARGEST",
     "Item",
     "Kind",
     "Leases",
@@ -33,6 +34,9 @@ CHUNK = 1 << 20
 
 ENTRY_LIMIT = 4 << 20
 """An entry is small text; whatever is larger than this is not one."""
+
+LARGEST = ENTRY_LIMIT - (64 << 10)
+"""What is written as one: a server's form of it takes some more."""
 
 
 class Item(msgspec.Struct, frozen=True):

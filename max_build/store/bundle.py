@@ -97,7 +97,8 @@ def unpack(cache: Cache, path: Path) -> Carried:
         ):
             for member in tar:
                 match = _MEMBER.match(member.name)
-                content = tar.extractfile(member) if match and member.isreg() else None
+                plain = member.isreg() and not member.issparse()  # holes cost nothing to pack
+                content = tar.extractfile(member) if match and plain else None
                 if match is None or content is None:
                     refused.append(f"{member.name[:80]!r} is no name of a bundle")
                 elif match[1] == "ac":
@@ -107,8 +108,7 @@ def unpack(cache: Cache, path: Path) -> Carried:
                 else:
                     blob = Blob(role="mef", digest=match[3], size=member.size)
                     try:
-                        cache.local.keep(blob, partial(copyfileobj, content, length=CHUNK))
-                        blobs += 1
+                        blobs += cache.local.keep(blob, partial(copyfileobj, content, length=CHUNK))
                     except StoreError as error:
                         refused.append(error.message)
     except (OSError, EOFError, ValueError, tarfile.TarError) as error:  # tarfile raises them all

@@ -40,6 +40,7 @@ from max_build.store.files import (
     read_small,
     scan,
 )
+from max_build.store.names import aside, new_folder, temporary
 
 __all__ = ["DirectoryStore"]
 
@@ -84,7 +85,9 @@ class DirectoryStore(Store):
         self._file_mode = 0o664 if shared else 0o444
         self._last_read = ("", 0.0)  # the key and mtime of an entry; what is touched was just read
         with self._reading(root):
-            self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
+            info = os.stat(root)
+        self._group = info.st_gid
+        self._folder_mode = 0o2775 if shared else stat.S_IMODE(info.st_mode) & 0o755
 
     def tag(self) -> None:
         """Mark the directory as a cache, for backup programs; do nothing where that fails."""
@@ -93,6 +96,13 @@ class DirectoryStore(Store):
             if self.writable and not path.exists():
                 with self._staged(path, replace=True) as file:
                     file.write(_TAG)
+
+    def tagged(self) -> bool:
+        """Whether it is marked as a cache of ours."""
+        try:
+            return (self.root / "CACHEDIR.TAG").read_bytes() == _TAG
+        except OSError:
+            return False
 
     def path(self, kind: Kind, name: str) -> Path:
         """Where a name lies, whether or not it does."""
@@ -211,7 +221,8 @@ class DirectoryStore(Store):
         Raises
         ------
         StoreError
-            `corrupt` if something else was poured in; another kind if it cannot be written.
+            `corrupt` if something else was poured in, `mismatch` if it is the blob and shorter;
+            another kind if it cannot be written.
         """
         path = self.path("cas", digest)
         with self._writing(path), self._staged(path, replace=True) as file:
@@ -226,7 +237,8 @@ class DirectoryStore(Store):
                 sink.cancelled = True  # whoever still writes does so for nobody
             if not sink.holds(digest):
                 message = f"{sink.count} bytes arrived that are not blob {digest[:12]}"
-                raise StoreError(message, kind="corrupt")
+                right = sink.digest() == digest  # and less than its record says
+                raise StoreError(message, kind="mismatch" if right else "corrupt")
 
     # --- leases
 
@@ -359,7 +371,7 @@ class DirectoryStore(Store):
         """A new file below `tmp`, for its maker alone, and its descriptor."""
 
         def create(folder: Path) -> tuple[Path, int]:
-            path = folder / os.urandom(8).hex()
+            path = folder / temporary()
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
         return self.within(self.root / "tmp", create)
@@ -407,9 +419,8 @@ class DirectoryStore(Store):
         self.within(final.parent, install)
 
     def _set_aside(self, path: Path) -> None:
-        shard = path.parent
-        name = f"{shard.parent.name}-{path.name[:16]}-{os.urandom(4).hex()}"
-        path.rename(self.folder("quarantine") / name)
+        kind = path.relative_to(self.root).parts[0]
+        path.rename(self.folder("quarantine") / aside(kind, path.name))
 
     def _make(self, folder: Path) -> Path:
         """Make a folder that has its mode, not the umask's, from the moment it can be seen."""
@@ -417,9 +428,12 @@ class DirectoryStore(Store):
             return folder
         if folder.parent != self.root:
             self._make(folder.parent)
-        new = self.root / f"new-{os.urandom(8).hex()}"
+        new = self.root / new_folder()
         new.mkdir(0o700)
         try:
+            if self._shared:  # where the root does not hand it down by its own mode
+                with contextlib.suppress(OSError):
+                    os.chown(new, -1, self._group)
             new.chmod(self._folder_mode)
             new.rename(folder)
         except OSError:

@@ -17,13 +17,14 @@ from max_build.store.index import Memo
 from max_build.store.journal import Journal
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.local import Local
-from max_build.store.settings import CacheSettings, Trust
+from max_build.store.settings import CacheSettings, Trust, without_secrets
 from max_build.store.tiers import Tier
 from max_build.store.trust import Signer, Verifier, read_signer
 
 __all__ = ["default_root", "open_cache"]
 
 _EXAMPLES = "e.g. `s3://team/max-build` or `https://cache.team`"
+_TEAMS = stat.S_ISGID | stat.S_IWGRP
 _SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"}
 
 
@@ -90,6 +91,11 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
         raise ConfigError(message, hint=_EXAMPLES) from None
     if scheme == "file":
         path = unquote(parts.path)
+        if parts.netloc not in {"", "localhost"} or not path or parts.query or parts.fragment:
+            message = f"remote cache URL {without_secrets(url)!r} is not that of a directory"
+            host = parts.netloc.rpartition("@")[2]
+            hint = f"three slashes, an absolute path, no `?` or `#`: `file:///{host}{parts.path}`"
+            raise ConfigError(message, hint=hint)
         return _team_directory(
             path, "remote", settings, settings.remote_trust, journal, writable=writable
         )
@@ -189,6 +195,11 @@ def _local_store(settings: CacheSettings, journal: Journal) -> DirectoryStore | 
                 store = DirectoryStore(root, writable=os.access(root, os.W_OK | os.X_OK))
                 if not store.writable:
                     journal.warn(f"cache directory `{root}` is read-only: nothing new is kept")
+                elif _TEAMS & ~root.stat().st_mode == 0:
+                    journal.warn(
+                        f"cache directory `{root}` is made for a team: set it as `shared`, and a "
+                        "directory of your own as `dir`"
+                    )
                 store.tag()
                 return store
         except OSError as error:

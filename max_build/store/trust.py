@@ -85,6 +85,11 @@ class Signer:
         self._name = name
         self._key = key
 
+    @property
+    def public(self) -> str:
+        """The line of `public-keys` by which it is known."""
+        return _line(self._name, self._key.public_key().public_bytes_raw())
+
     def sign(self, key: str, payload: bytes) -> Mapping[str, str]:
         """The signature of a payload that will stand under `key`: name → base64."""
         signature = self._key.sign(signed_text(key, payload))
@@ -112,8 +117,7 @@ def new_key(name: str, path: Path) -> str:
         raise ConfigError(message, hint="give another file; keys are never replaced") from error
     with os.fdopen(fd, "w") as file:
         file.write(f"{name}:{base64.b64encode(key.private_bytes_raw()).decode()}\n")
-    public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-    return f"{name}:{public}"
+    return _line(name, key.public_key().public_bytes_raw())
 
 
 def read_signer(path: Path) -> Signer:
@@ -134,6 +138,10 @@ def read_signer(path: Path) -> Signer:
         message = f"signing key `{path}` is not `name:base64` of a private key"
         raise ConfigError(message, hint="`max-build key new` makes one")
     return Signer(name, _ed25519().Ed25519PrivateKey.from_private_bytes(raw))
+
+
+def _line(name: str, public: bytes) -> str:
+    return f"{name}:{base64.b64encode(public).decode()}"
 
 
 def _ed25519() -> Any:  # a module
