@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,9 +95,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _cache_in(folder: Path) -> DirectoryStore:
-    """The cache in a folder; whoever names another one must not lose what is there."""
+    """The cache in a folder; whoever names another one must not lose what is there.
+
+    One that is empty, but for what is hidden, may be a server's to which nothing was put yet.
+    """
     store = DirectoryStore(folder)
-    if not store.tagged() and not any((folder / kind).is_dir() for kind in ("ac", "cas")):
+    there = {name for name in os.listdir(folder) if not name.startswith(".")}
+    if there and not store.tagged() and not there & {"ac", "cas"}:
         message = f"`{folder}` is no cache of max-build"
         raise StoreError(message, hint="a cache has a `CACHEDIR.TAG`, and folders `ac` and `cas`")
     return store

@@ -82,6 +82,9 @@ def test_gc_refuses_a_folder_that_is_no_cache(run, project):
     (project / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
     with pytest.raises(MaxBuildError, match="is no cache"):
         run("gc", "--dir", project)  # another program's
+    empty = project / "empty"
+    (empty / ".body").mkdir(parents=True)  # nginx's
+    assert run("gc", "--dir", empty)[0] == 0  # a server's, before the first put
 
 
 def test_gc_tells_of_leftovers(run, project):
