@@ -21,7 +21,7 @@ from max_build.compilers import Job
 from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
 from max_build.executor import Executor, LocalPool, open_executor
-from max_build.key import digest, key_of
+from max_build.key import key_of
 from max_build.messages import Compile, Compiled, Derive, Derived
 from max_build.outcomes import Build, Event, Mode, Outcome, Reporter
 from max_build.recipes.recall import Recall
@@ -287,7 +287,7 @@ def _record(
             raise CompileError(message)
         if role == "cubin":
             check_cubin(data, derived.components.target)
-        blob = Blob(role=role, digest=digest(data), size=len(data))
+        blob = Blob.of(role, data)
         if blob not in blobs:
             blobs.append(blob)
             files[blob.digest] = Path(name)

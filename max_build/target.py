@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -107,6 +106,8 @@ def parse(text: str, *, accepted: tuple[Target, ...] = KNOWN_TARGETS) -> Target:
     if target in accepted:
         return target
     names = [one.name for one in accepted]
+    import difflib  # not where all is well
+
     close = difflib.get_close_matches(target.name, names, n=3)
     known = "not a target of this compiler" if target in KNOWN_TARGETS else "an unknown target"
     via = " (from `native`)" if text == "native" else ""

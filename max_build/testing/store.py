@@ -38,7 +38,7 @@ class Opener(Protocol):
 def example(name: str, *blobs: bytes) -> Record:
     """A record of a unit `name` with these blobs (at least one)."""
     components = Components(compiler={"test": "1"}, target="cpu", sources={"ir": name})
-    named = tuple(Blob(role="mef", digest=digest(data), size=len(data)) for data in blobs)
+    named = tuple(Blob.of("mef", data) for data in blobs)
     return Record(
         key=key_of(components), unit=name, components=components, blobs=named, seconds=2.0
     )
