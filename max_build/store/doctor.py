@@ -159,7 +159,7 @@ def _trust(settings: CacheSettings) -> Iterator[Check]:
     try:
         Verifier(settings.public_keys)
         if settings.signing_key:
-            read_signer(Path(settings.signing_key).expanduser())
+            read_signer(Path(os.path.expanduser(settings.signing_key)))
             yield Check("trust", "ok", f"what is published is signed with `{settings.signing_key}`")
     except MaxBuildError as error:
         yield Check("trust", "problem", error.message, error.hint)
