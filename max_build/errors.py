@@ -61,7 +61,8 @@ class StoreError(MaxBuildError, OSError):
     ----------
     kind
         The counted kind of fault: `timeout`, `refused`, `server`, `permission`, `full`,
-        `read-only`, `missing`, `corrupt`, `unsigned`, `altered`, `closed`, `unsupported` or `io`.
+        `read-only`, `missing`, `corrupt`, `mismatch`, `unsigned`, `altered`, `closed`,
+        `unsupported` or `io`.
     """
 
     def __init__(self, message: str, *, kind: str = "io", hint: str = "") -> None:

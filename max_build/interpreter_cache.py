@@ -7,7 +7,6 @@ copied: here it becomes one archive, stored like any artifact.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import shutil
@@ -16,17 +15,17 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import msgspec
 
+from max_build.atomic import replacing
 from max_build.errors import CompileError, StoreError, ToolchainError
 from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
 from max_build.store import Cache, Hit
-from max_build.store.compress import _zstd
+from max_build.store.compress import open_packed
 
 __all__ = ["Machine", "Report", "fetch", "install", "machine", "pack", "warm"]
 
@@ -41,7 +40,7 @@ import importlib, json, sys
 from max.engine import __version__
 from max_build import distributions
 from max_build.compilers.max_graph import DISTRIBUTIONS
-from max_build.runtime.session_cache import processor
+from max_build.runtime.host import processor
 gc = importlib.import_module("max._interpreter_ops.gc_compile")
 folder = gc._cache_dir()
 print(json.dumps({
@@ -101,6 +100,9 @@ def machine() -> Machine:
         message = f"MAX's interpreter cache cannot be asked for: {why[0]}"
         raise ToolchainError(message, hint="install `max-build[max]`, with MAX 26.7 or later")
     found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Machine)
+    if not found.processor:
+        message = "what CPU this machine has cannot be told, and MAX compiles for it"
+        raise ToolchainError(message, hint="MAX's interpreter cache is for Linux with `/proc`")
     if not found.folder:
         message = "MAX has no cache folder on this machine"
         raise ToolchainError(message, hint="set `MODULAR_DERIVED_PATH` to a writable directory")
@@ -157,15 +159,15 @@ def warm(
     seconds = time.monotonic() - started
     archive = work / "bundle.tar.zst"
     pack(work / "modular", archive, report)
-    content = digest(archive.read_bytes())
+    blob = Blob.of("bundle", archive.read_bytes())
     record = Record(
         key=key,
         unit="interpreter",
         components=components,
-        blobs=(Blob(role="bundle", digest=content, size=archive.stat().st_size),),
+        blobs=(blob,),
         seconds=round(seconds, 3),
     )
-    cache.publish(record, {content: archive})
+    cache.publish(record, {blob.digest: archive})
     install(archive, Path(here.folder), report)
     shutil.rmtree(work, ignore_errors=True)
     return record
@@ -215,7 +217,7 @@ def pack(folder: Path, archive: Path, report: Report) -> None:
         raise CompileError(message)
     total = sum(one.stat().st_size for one in paths)
     done = 0
-    with _written(archive) as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
+    with open_packed(archive, "wb") as stream, tarfile.open(fileobj=stream, mode="w|") as tar:
         for path in (*(one for one in paths if one.name != STAMP), *stamps):
             entry = tarfile.TarInfo(str(PurePosixPath(path.relative_to(folder))))
             data = path.read_bytes()
@@ -242,7 +244,7 @@ def install(archive: Path, folder: Path, report: Report) -> int:
     try:
         with (
             archive.open("rb") as raw,
-            _read(raw) as stream,
+            open_packed(raw, "rb") as stream,
             tarfile.open(fileobj=stream, mode="r|") as tar,
         ):
             for entry in tar:
@@ -256,7 +258,9 @@ def install(archive: Path, folder: Path, report: Report) -> int:
                     continue
                 source = tar.extractfile(entry)
                 assert source is not None, entry.name
-                _replace(target, source.read())
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with replacing(target, 0o644) as file:
+                    file.write(source.read())
                 new += 1
     except (OSError, tarfile.TarError, EOFError, ValueError) as error:
         message = f"the interpreter cache cannot be installed into `{folder}`: {error}"
@@ -270,33 +274,3 @@ def _target(folder: Path, entry: tarfile.TarInfo) -> Path:
         message = f"member `{entry.name}` is not one that belongs into the archive"
         raise CompileError(message)
     return folder / name
-
-
-def _replace(target: Path, data: bytes) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=".max-build-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), 0o644)
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-@contextlib.contextmanager
-def _written(archive: Path) -> Iterator[Any]:
-    with _zstd().open(archive, "wb", level=3) as stream:
-        yield stream
-
-
-@contextlib.contextmanager
-def _read(raw: Any) -> Iterator[Any]:
-    zstd = _zstd()
-    try:
-        with zstd.ZstdFile(raw, "rb") as stream:
-            yield stream
-    except zstd.ZstdError as error:
-        raise ValueError(str(error)) from error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from max_build.runtime.graph import Model
-    from max_build.runtime.kernels import Kernels
+    from max_build.runtime.module import Kernels
     from max_build.store import Cache
     from max_build.testing.fixtures import Artifact, Artifacts
 
@@ -154,8 +154,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     told = config.stash[_told]
     if not told:
         return
+    from max_build.outcomes import STATES
+
     parts = []
-    for state in ("cached", "compiled", "uncached", "missed", "failed"):
+    for state in STATES:
         seconds = [spent for one, spent in told if one == state]
         if seconds:
             took = f" in {sum(seconds):.1f} s" if state in ("compiled", "uncached") else ""

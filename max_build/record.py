@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 
-from max_build.key import Components, canonical, key_of, parsed
+from max_build.key import Components, canonical, digest, key_of, parsed
 
 __all__ = ["RECORD_SCHEMA", "Blob", "Kernel", "Record", "Role", "Tensor", "decode", "encode"]
 
@@ -24,6 +24,11 @@ class Blob(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     digest: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # a path is made of it
     size: Annotated[int, msgspec.Meta(ge=0)]
+
+    @classmethod
+    def of(cls, role: Role, data: bytes) -> Self:
+        """The blob that `data` is."""
+        return cls(role=role, digest=digest(data), size=len(data))
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +111,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[Tensor, ...] = ()
     weights: tuple[Tensor, ...] = ()
     log: str = ""
-    seconds: float = 0.0
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0  # they are summed up
 
     def blob(self, role: Role) -> Blob | None:
         """The first blob of that role."""

@@ -13,14 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from max_build import compilers
 from max_build.errors import CompileError, MaxBuildError
-from max_build.worker import Answer, Request
+from max_build.machine import available_memory
+from max_build.messages import Answer, Compiled, Derived, Failed, Request
 
 __all__ = ["MEMORY_EACH", "Worker", "Workers", "capacity", "environment"]
+
+T = TypeVar("T", Derived, Compiled)
 
 MEMORY_EACH = 2 << 30
 """Bytes of memory to count for one worker."""
@@ -32,23 +36,10 @@ _TAIL_LINES = 20
 def capacity() -> int:
     """How many workers this machine carries: min(CPUs, memory / 2 GiB), at least 1.
 
-    Memory is what is available now, or what the control group still allows where that is less.
+    Memory is what is available now, or what the control groups still allow where that is less.
     """
     cpus = len(os.sched_getaffinity(0))
-    return max(1, min(cpus, _available_memory() // MEMORY_EACH))
-
-
-def _available_memory() -> int:
-    found = 1 << 62
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found = int(line.split()[1]) << 10
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        found = min(found, max(0, limit - used))
-    return found
+    return max(1, min(cpus, available_memory() // MEMORY_EACH))
 
 
 def environment(base: Mapping[str, str]) -> dict[str, str]:
@@ -99,13 +90,16 @@ class Worker:
         self._buffer = b""
         self.alive = True
 
-    def ask(self, request: Request, *, timeout: float) -> Answer:
-        """Send one request and wait for its answer, `timeout` seconds at most.
+    def ask(self, request: Request, kind: type[T], *, timeout: float) -> T:
+        """Send one request and wait for its answer of that kind, `timeout` seconds at most.
 
         Raises
         ------
         CompileError
-            If the worker died or took too long, with its own last words.
+            If the worker died or took too long, with its own last words; or what it answered,
+            where the compiler or the project is at fault.
+        ToolchainError
+            If it answered that a compiler is missing or broken.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # a dead worker is told by the missing answer
@@ -128,6 +122,9 @@ class Worker:
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: Answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, kind), f"{type(request).__name__} was answered by {answer!r}"
         return answer
 
     def take_log(self) -> str:

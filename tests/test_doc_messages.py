@@ -137,7 +137,7 @@ PROVOKED: dict[str, Callable[[Path], object]] = {
     "`…` is not PTX: it has no `…` directive": kernel('source = "k.ptx"'),
     "… cache directory `…` is left out: …": cache(MAX_BUILD_SHARED="{folder}/open"),
     "cache directory `…` is not used: …": cache(MAX_BUILD_CACHE_DIR="{folder}/open"),
-    "Remote cache URL must start with one of …": cache(MAX_BUILD_REMOTE="ftp://host"),
+    "remote cache URL must start with one of …": cache(MAX_BUILD_REMOTE="ftp://host"),
     "it runs on … alone, and the device is …": runtime("10.0", "sm_90a"),
     "it runs on the family of …, and the device is …": runtime("12.0", "sm_100f"),
     "it runs on ….x devices, and the device is …": runtime("9.0", "sm_80"),

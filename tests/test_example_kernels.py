@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from max_build.compilers.elf import read_cubin
+from max_build.compilers.cubin import read_cubin
 from max_build.runtime.kernels import load_kernels
 
 for module in ("cuda.core", "triton"):

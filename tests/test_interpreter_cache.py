@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tarfile
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from max_build.errors import CompileError
+from max_build.errors import CompileError, ToolchainError
 from max_build.interpreter_cache import STAMP, Machine, fetch, install, machine, pack, warm
 from max_build.store import CacheSettings, open_cache
 
@@ -93,10 +94,10 @@ def test_an_incomplete_cache_is_not_packed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
 def test_a_member_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    from max_build.store.compress import _zstd
+    from max_build.store.compress import open_packed
 
     with (
-        _zstd().open(tmp_path / "a.tar.zst", "wb") as stream,
+        open_packed(tmp_path / "a.tar.zst", "wb") as stream,
         tarfile.open(fileobj=stream, mode="w|") as tar,
     ):
         tar.addfile(tarfile.TarInfo(name))
@@ -122,3 +123,15 @@ def test_this_machine_as_max_sees_it() -> None:
     assert "version=26" in found.context
     assert found.compiler["max"].startswith("26.")
     assert os.path.isabs(found.folder)
+
+
+def test_a_machine_whose_cpu_cannot_be_told_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"compiler": {}, "context": "", "processor": "", "folder": "/f", "warmed": False}
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{json.dumps(said)}'\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(ToolchainError, match="what CPU this machine has cannot be told"):
+        machine()

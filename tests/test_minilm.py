@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from max_build.compilers import elf
+from max_build.compilers.elf_headers import CUDA
 from support import ROOT, max_build, run
 
 EXAMPLE = ROOT / "examples" / "minilm"
@@ -56,6 +56,6 @@ def test_every_kernel_for_hopper_is_hoppers(minilm: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     shown = max_build("show", "encoder", "-t", "sm_90a", "--json", cwd=EXAMPLE, env=env)
     (artifact,) = [blob for blob in json.loads(shown.stdout)[0]["blobs"] if blob["role"] == "mef"]
-    device = [image["arch"] for image in artifact["images"] if image["machine"] == elf.CUDA]
+    device = [image["arch"] for image in artifact["images"] if image["machine"] == CUDA]
     assert len(device) > 50
     assert set(device) == {"sm_90a"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 import pytest
 
@@ -18,6 +20,12 @@ RECORD = Record(
 
 def test_a_record_survives_the_trip() -> None:
     assert decode(encode(RECORD), KEY) == RECORD
+
+
+def test_a_blob_is_named_by_its_bytes() -> None:
+    assert Blob.of("ir", b"text") == Blob(
+        role="ir", digest=hashlib.sha256(b"text").hexdigest(), size=4
+    )
 
 
 def test_a_record_under_another_key_is_refused() -> None:

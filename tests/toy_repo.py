@@ -125,7 +125,7 @@ def install(site: Path, monkeypatch: pytest.MonkeyPatch, version: str = "1.0") -
     """Install the toy compiler for this process and those it starts."""
     write_compiler(site, version)
     monkeypatch.syspath_prepend(site)
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
     forget()
     return site
 

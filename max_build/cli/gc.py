@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from max_build.cli.project import cache_of, opened, print_json
 from max_build.cli.tiers import directory_of
 from max_build.errors import StoreError
 from max_build.store.amounts import parse_age, parse_size, show_size
 from max_build.store.directory import DirectoryStore
+from max_build.store.settings import CacheSettings
 
 __all__ = ["register", "run"]
 
@@ -51,6 +52,7 @@ def register(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Collect."""
+    from max_build.report.units import plural
     from max_build.store.gc import gc, pin
 
     def collect(store: DirectoryStore, limit: int | None) -> int:
@@ -73,17 +75,39 @@ def run(options: argparse.Namespace) -> int:
                 f"{would} {report.entries} entries and {report.blobs} blobs, "
                 f"{show_size(report.freed)}; {show_size(report.left)} stay"
             )
+            if report.leftovers:
+                left = plural(report.leftovers, "old file")
+                print(f"{would} {left} of interrupted writers or put aside as damaged")
         return 0
 
     if options.dir is not None:
         if not options.dir.is_dir():
             message = f"`{options.dir}` is not a directory"
             raise StoreError(message)
-        return collect(DirectoryStore(options.dir), None)
+        return collect(_cache_in(options.dir), None)
     settings = cache_of(options)
     with opened(settings) as cache:
         store = directory_of(cache, options.tier)
+        if not store.writable:
+            _refuse(settings, options.tier, store)
         return collect(store, settings.max_size if options.tier == "local" else None)
+
+
+def _cache_in(folder: Path) -> DirectoryStore:
+    """The cache in a folder; whoever names another one must not lose what is there."""
+    store = DirectoryStore(folder)
+    if not store.tagged() and not any((folder / kind).is_dir() for kind in ("ac", "cas")):
+        message = f"`{folder}` is no cache of max-build"
+        raise StoreError(message, hint="a cache has a `CACHEDIR.TAG`, and folders `ac` and `cas`")
+    return store
+
+
+def _refuse(settings: CacheSettings, tier: str, store: DirectoryStore) -> NoReturn:
+    modes = {"shared": settings.shared_mode, "remote": settings.remote_mode}
+    asked = modes.get(tier) == "read"
+    hint = f"set `MAX_BUILD_{tier.upper()}_MODE=read-write`" if asked else "you may not write to it"
+    message = f"{tier} cache `{store.root}` is read-only"
+    raise StoreError(message, kind="read-only", hint=hint)
 
 
 def _whole(store: DirectoryStore, key: str) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from max_build import manifest as manifests
+from max_build.atomic import replacing
 from max_build.errors import LoadError, StoreError
 from max_build.key import key_of
 from max_build.manifest import Manifest
@@ -22,7 +21,7 @@ from max_build.record import Record
 
 if TYPE_CHECKING:
     from max_build.config import Settings
-    from max_build.pipeline import Build
+    from max_build.outcomes import Build
 
 __all__ = ["locked", "read", "write"]
 
@@ -52,13 +51,10 @@ def write(path: Path, settings: Settings, result: Build) -> list[str]:
     manifest = manifest_of(settings, dataclasses.replace(result, outcomes=kept), package)
     manifest = msgspec.structs.replace(manifest, embedded=False)
     text = msgspec.json.format(manifests.encode(manifest), indent=2) + b"\n"
-    temp = path.with_name(path.name + ".tmp")
     try:
-        temp.write_bytes(text)
-        os.replace(temp, path)
+        with replacing(path) as file:
+            file.write(text)
     except OSError as error:
-        with contextlib.suppress(OSError):  # which may be why
-            temp.unlink()
         message = f"lock `{path}` cannot be written: {error.strerror}"
         raise StoreError(message, hint="name another file with `--lock`") from error
     left = (one for one in result.outcomes if one.state == "uncached")

@@ -16,8 +16,9 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "push",
         help="give the shared directory and the remote what this machine has",
-        description="Upload records and their blobs, signed where a signing key is set. The tier "
-        "has to be writable (`remote-mode`).",
+        description="Upload records and their blobs, with the signatures that they have; a signing "
+        "key adds its own to what it or a known key signed before. The tier has to be writable "
+        "(`remote-mode`).",
         allow_abbrev=False,
     )
     add_choice(parser)

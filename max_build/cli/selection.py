@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
 from max_build.cli.project import print_json
 from max_build.record import Record
+from max_build.report.units import plural
 from max_build.store.base import Store
 from max_build.store.transfer import Moved, chosen, of_lock
 
@@ -93,7 +95,10 @@ def report_moved(result: Moved, options: argparse.Namespace, done: str) -> int:
     else:
         for key in result.moved:
             print(key)
+        reasons = Counter(result.failed.values())
         for key, reason in sorted(result.failed.items()):
-            print(f"{key}: {reason}", file=sys.stderr)
+            if others := reasons.pop(reason, 0):
+                more = f" and {plural(others - 1, 'other')}" if others > 1 else ""
+                print(f"{key}{more}: {reason}", file=sys.stderr)
         print(f"{done} {len(result.moved)} records", file=sys.stderr)
     return 1 if result.failed else 0

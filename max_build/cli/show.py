@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from max_build.cli.project import add_unit, opened, print_json, settings_of
-from max_build.compilers import elf
-from max_build.pipeline import Outcome, build
+from max_build.compilers.mef import CODE, read_code
+from max_build.outcomes import Outcome
+from max_build.pipeline import build
 from max_build.store import Cache
 
 __all__ = ["register", "run"]
@@ -52,12 +53,12 @@ def _described(outcome: Outcome, cache: Cache) -> dict[str, Any]:
     blobs = []
     for blob in record.blobs:
         one: dict[str, Any] = {"role": blob.role, "digest": blob.digest, "size": blob.size}
-        if blob.role in ("mef", "cubin"):
+        if blob.role in CODE:
             path = cache.path(blob)
             one["path"] = str(path)
             one["images"] = [
                 msgspec.to_builtins(image, str_keys=True)
-                for image in _images(path.read_bytes(), blob.role)
+                for image in read_code(path.read_bytes(), blob.role)
             ]
         blobs.append(one)
     return {
@@ -73,13 +74,6 @@ def _described(outcome: Outcome, cache: Cache) -> dict[str, Any]:
         "kernels": msgspec.to_builtins(record.kernels),
         "blobs": blobs,
     }
-
-
-def _images(data: bytes, role: str) -> list[elf.Image]:
-    if role == "mef":
-        return list(elf.read_mef(data))
-    cubin = elf.read_cubin(data)
-    return [elf.Image(0, len(data), elf.CUDA, cubin.arch, cubin.kernels)]
 
 
 def _lines(one: dict[str, Any]) -> list[str]:

@@ -37,5 +37,5 @@ def run(options: argparse.Namespace) -> int:
     else:
         for reason in result.refused:
             print(f"refused: {reason}", file=sys.stderr)
-        print(f"{result.records} entries, {result.blobs} blobs", file=sys.stderr)
+        print(f"{result.entries} entries, {result.blobs} blobs", file=sys.stderr)
     return 1 if result.refused else 0

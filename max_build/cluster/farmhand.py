@@ -10,7 +10,7 @@ import socket
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,9 +18,11 @@ from max_build import compilers
 from max_build.cluster.snapshot import unpack
 from max_build.config import Settings, cache_settings
 from max_build.errors import ConfigError, MaxBuildError, ToolchainError
+from max_build.outcomes import State
 from max_build.pipeline import build
 from max_build.record import Blob
 from max_build.store import Cache, CacheSettings, open_cache
+from max_build.store.names import FARM
 
 __all__ = ["Answer", "Task", "check_cache", "compile_one", "describe", "version"]
 
@@ -40,7 +42,7 @@ class Task(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What a Dask worker says: how it went, on which host, under which key."""
 
-    state: Literal["cached", "compiled", "uncached", "missed", "failed"]
+    state: State
     host: str
     key: str = ""
     reason: str = ""
@@ -149,7 +151,7 @@ def _folder(cache: Cache) -> tempfile.TemporaryDirectory[str]:
     """A folder for the sources, where gc finds it if this process is killed."""
     store = cache.local.store
     place = store.folder("tmp") if store is not None and store.writable else None
-    return tempfile.TemporaryDirectory(prefix="farm-", dir=place, ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(prefix=FARM, dir=place, ignore_cleanup_errors=True)
 
 
 def _own_cache(asked: CacheSettings) -> CacheSettings:

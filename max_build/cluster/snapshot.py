@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from max_build.errors import ConfigError
-from max_build.key import digest
 from max_build.record import Blob
 from max_build.store.amounts import show_size
 
@@ -47,11 +46,10 @@ def pack(root: Path, output: Path) -> Blob:
         with tarfile.open(output, "w", format=tarfile.PAX_FORMAT) as tar:
             for path in found:
                 _add(tar, path, path.relative_to(root).as_posix())
-        data = output.read_bytes()
+        return Blob.of("sources", output.read_bytes())
     except OSError as error:
         message = f"`{error.filename or root}` cannot be sent to a farm: {error.strerror}"
         raise ConfigError(message) from error
-    return Blob(role="sources", digest=digest(data), size=len(data))
 
 
 def unpack(archive: Path, root: Path) -> None:

@@ -9,54 +9,33 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.compilers.cuda_options import CudaOptions
-from max_build.compilers.elf import check_cubin
-from max_build.compilers.includes import SOURCE_ROOT, Closure, Disk, Layout
-from max_build.compilers.notes import Notes
+from max_build.compilers.files import Disk
+from max_build.compilers.includes import SOURCE_ROOT, Closure, Layout
+from max_build.compilers.kernel_sources import SourceCompiler, foreign, product_of
 from max_build.compilers.tree import CANONICAL, materialise
 from max_build.errors import CompileError
 from max_build.key import Components
-from max_build.record import Kernel, Role
-from max_build.target import KNOWN_TARGETS, Target
 from max_build.workspace import in_memory
 
 if TYPE_CHECKING:
-    from max_build.compilers import Memory
     from max_build.config import Unit
 
-__all__ = ["CudaCompiler", "SourceCompiler", "foreign", "kernels_of"]
+__all__ = ["CudaCompiler"]
 
 
 class _State(msgspec.Struct, frozen=True):
     options: CudaOptions
     layout: Layout
     closure: Closure
-
-
-class SourceCompiler:
-    """What compilers of kernel sources share: keyed from bytes, in the build process."""
-
-    kinds: tuple[Literal["graph", "kernel"], ...] = ("kernel",)
-    accepts: tuple[Target, ...] = tuple(one for one in KNOWN_TARGETS if one.api == "cuda")
-    runs_user_code = False
-    one_job_per_process = False
-
-    def __init__(self) -> None:
-        self._notes: tuple[Memory | None, Notes] | None = None
-
-    def notes_of(self, memory: Memory | None) -> Notes:
-        """The notes over `memory`, kept for the next job."""
-        if self._notes is None or self._notes[0] is not memory:
-            self._notes = (memory, Notes(memory))
-        return self._notes[1]
 
 
 class CudaCompiler(SourceCompiler):
@@ -119,36 +98,6 @@ class CudaCompiler(SourceCompiler):
         return Product(product.files, product.kernels, uncacheable=why)
 
 
-def foreign(unit: Unit) -> Iterator[tuple[str, str]]:
-    """The keys of a kernel's table that are set though only a Triton kernel has them."""
-    for name, default in (
-        ("constexprs", {}),
-        ("signature", {}),
-        ("specialisations", {}),
-        ("num-warps", 4),
-        ("num-stages", 3),
-    ):
-        if unit.declared[name] != default:
-            yield name, "is for a Triton kernel alone"
-
-
-def kernels_of(
-    cubin: bytes, target: str, names: Sequence[str], lowered: Mapping[str, str]
-) -> dict[str, Kernel]:
-    """Check a cubin; its kernels by the names asked for, or every one where none was.
-
-    Raises
-    ------
-    CompileError
-        If it is not a whole cubin for the target with those kernels in it.
-    """
-    promised = {name: lowered.get(name, name) for name in names}
-    found = check_cubin(cubin, target, promised.values())
-    if not promised:
-        promised = {name: name for name in found.entry_points}
-    return {name: Kernel(lowered=symbol) for name, symbol in promised.items()}
-
-
 def _in_tree(job: Job, state: _State) -> Product:
     paths = [state.layout.disk_path(one.path) for one in state.closure.files]
     with in_memory(job.scratch, sum(map(_size, paths))) as directory:
@@ -192,18 +141,10 @@ def _in_place(job: Job, state: _State) -> Product:
 def _compile(
     job: Job, state: _State, source: bytes, name: str, include_args: Sequence[str]
 ) -> Product:
-    declared = job.unit.declared
-    names: tuple[str, ...] = declared["names"]
+    names: tuple[str, ...] = job.unit.declared["names"]
     arguments = (*state.options.arguments(), *include_args)
     compiled = nvrtc.compile_cubin(source, name, str(job.target), arguments, names)
     if compiled.log:
-        print(
-            _where_it_lies(compiled.log, job, state.layout)
-        )  # a worker's output is the record's log
-    kernels = kernels_of(compiled.cubin, str(job.target), names, compiled.lowered)
-    files: dict[Role, Path | tuple[Path, ...]] = {"cubin": job.scratch / "kernel.cubin"}
-    (job.scratch / "kernel.cubin").write_bytes(compiled.cubin)
-    if declared["keep-ptx"]:
-        files["ptx"] = job.scratch / "kernel.ptx"
-        (job.scratch / "kernel.ptx").write_bytes(compiled.ptx)
-    return Product(files=files, kernels=kernels)
+        # A worker's output is the record's log.
+        print(_where_it_lies(compiled.log, job, state.layout))
+    return product_of(job, compiled.cubin, compiled.ptx, compiled.lowered)

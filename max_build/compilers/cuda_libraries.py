@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from max_build.compilers.files import Disk, Stat
+from max_build.compilers.files import Disk
 from max_build.errors import ToolchainError
+from max_build.stamp import Stamp
 
 __all__ = ["NVJITLINK", "NVRTC", "Library"]
 
@@ -55,23 +56,29 @@ class Library:
         """
         return self._wheel() or self.load()
 
-    def build_id(self, memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> str:
+    def build_id(
+        self,
+        memo: MutableMapping[str, tuple[Stamp, str]] | None = None,
+        releases: MutableMapping[str, str] | None = None,
+    ) -> str:
         """The full build, such as `nvrtc 12.9.86 CL-36037853 sha256:…` (of every file of it).
 
-        With a memo it takes a fraction of a millisecond, and it loads nothing. The version alone
-        would not do: NVRTC 12.9.41 and 12.9.86 both call themselves 12.9.
+        It loads nothing, and with what it found before it takes a fraction of a millisecond. The
+        version alone would not do: NVRTC 12.9.41 and 12.9.86 both call themselves 12.9.
 
         Parameters
         ----------
         memo
-            As for `files.Disk`: the digest of 100 MB under its stat.
+            As for `files.Disk`: the digest of 100 MB under its stamp.
+        releases
+            Digest of a library to its version and change list; read and added to.
 
         Raises
         ------
         ToolchainError
             There is none, or it is not whole.
         """
-        memo = {} if memo is None else memo
+        releases = {} if releases is None else releases
         disk = Disk(memo)
         path = self.find()
         digests = []
@@ -82,7 +89,7 @@ class Library:
                 raise self._broken(missing)
             digests.append(found.digest)
         digest = hashlib.sha256("\n".join(digests).encode()).hexdigest()
-        return f"{self.name} {_release(path, digests[0], memo)} sha256:{digest}"
+        return f"{self.name} {_release(path, digests[0], releases)} sha256:{digest}"
 
     def load(self) -> Path:
         """Load the library and its companion; return where it is.
@@ -135,16 +142,15 @@ class Library:
         return ToolchainError(message, hint=_HINT)
 
 
-def _release(path: Path, digest: str, memo: MutableMapping[str, tuple[Stat, str]]) -> str:
+def _release(path: Path, digest: str, releases: MutableMapping[str, str]) -> str:
     """Version and change list as they stand in the library, remembered under its digest."""
-    name = f"release of {digest}"
-    if name not in memo:
+    if digest not in releases:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             version = _VERSION.search(data)
             change = _CHANGE.search(data)
             words = (version[1] if version else b"?", change[0] if change else b"?")
-        memo[name] = ((0, 0, 0, 0, 0), b" ".join(words).decode())
-    return memo[name][1]
+        releases[digest] = b" ".join(words).decode()
+    return releases[digest]
 
 
 NVRTC: Final = Library(

@@ -143,17 +143,13 @@ class CudaOptions:
 _PLAIN: Final = CudaOptions()
 
 
-def decode(
-    options: Mapping[str, Any], where: str = "options", names: Sequence[str] = NAMES
-) -> CudaOptions:
+def decode(options: Mapping[str, Any], names: Sequence[str] = NAMES) -> CudaOptions:
     """Decode a TOML table.
 
     Parameters
     ----------
     options
         The table.
-    where
-        Its TOML path, for messages.
     names
         The options there are: `NAMES` or `PTX_NAMES`.
 
@@ -164,7 +160,7 @@ def decode(
     """
     if not options:
         return _PLAIN  # as most units, of which there may be thousands
-    wrong = [f"`{where}.{name}` {reason}" for name, reason in problems(options, names)]
+    wrong = [f"`options.{name}` {reason}" for name, reason in problems(options, names)]
     if wrong:
         raise ConfigError("\n".join(wrong))
     fast = options.get("use-fast-math", False)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
-import time
 from collections.abc import Hashable, MutableMapping
 from typing import Protocol
 
 import msgspec
 
 from max_build.errors import CompileError
-from max_build.stamp import Stamp, settled, stamp_of
+from max_build.stamp import Stamp, read_digest, stamp_of
 
-__all__ = ["Disk", "Files", "Found", "Stat"]
-
-Stat = Stamp
-"""The stamp of a file whose digest is known."""
+__all__ = ["Disk", "Files", "Found"]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -38,13 +33,13 @@ class Files(Protocol):
 
 
 class Disk:
-    """The real filesystem, with each digest remembered under the file's stat.
+    """The real filesystem, with each digest remembered under the file's stamp.
 
     Parameters
     ----------
     memo
-        Absolute path to stat and digest; read and added to. A file of
-        which another change might not show in its times is not remembered: see `settled`.
+        Absolute path to stamp and digest; read and added to. A file of which another change might
+        not show in its times is not remembered: see `read_digest`.
 
     Raises
     ------
@@ -52,7 +47,7 @@ class Disk:
         From each method: a file is there but cannot be read.
     """
 
-    def __init__(self, memo: MutableMapping[str, tuple[Stat, str]] | None = None) -> None:
+    def __init__(self, memo: MutableMapping[str, tuple[Stamp, str]] | None = None) -> None:
         self._memo = {} if memo is None else memo
 
     def find(self, path: str) -> Found | None:
@@ -67,11 +62,12 @@ class Disk:
         remembered = self._memo.get(path)
         if remembered is not None and remembered[0] == known:
             return Found(known[3:], remembered[1])
-        # The status is older than the bytes: a change in between is found next time.
-        began = time.time_ns()
-        digest = hashlib.sha256(self.read(path)).hexdigest()
-        if settled(found, began):
-            self._memo[path] = (known, digest)
+        try:
+            digest, read = read_digest(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if read is not None:
+            self._memo[path] = (read, digest)
         return Found(known[3:], digest)
 
     def read(self, path: str) -> bytes:
@@ -80,5 +76,8 @@ class Disk:
             with open(path, "rb") as file:
                 return file.read()
         except OSError as error:
-            message = f"cannot read `{path}`: {error.strerror}"
-            raise CompileError(message) from error
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> CompileError:
+    return CompileError(f"cannot read `{path}`: {error.strerror}")

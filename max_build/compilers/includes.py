@@ -22,22 +22,11 @@ from typing import Final
 
 import msgspec
 
-from max_build.compilers.files import Disk, Files, Found, Stat
+from max_build.compilers.files import Files, Found
 from max_build.compilers.scan import Include, Scan, scan
 from max_build.errors import CompileError
 
-__all__ = [
-    "SOURCE_ROOT",
-    "Closure",
-    "Disk",
-    "Files",
-    "Found",
-    "Header",
-    "Layout",
-    "Stat",
-    "changed",
-    "resolve",
-]
+__all__ = ["SOURCE_ROOT", "Closure", "Header", "Layout", "changed", "resolve"]
 
 SOURCE_ROOT: Final = "src"
 """Tree path of the project's root; include directories outside of it become `include-N`."""
@@ -153,7 +142,7 @@ def resolve(
     layout
         The roots and the include directories.
     files
-        The filesystem; `Disk` for the real one.
+        The filesystem; `files.Disk` for the real one.
     scans
         Digest of a file to what it includes; read and added to. Keep it under `SCAN_VERSION`.
 

@@ -1,4 +1,4 @@
-"""PTX to a cubin by nvJitLink, and what a PTX module says about itself."""
+"""PTX to a cubin by nvJitLink."""
 
 from __future__ import annotations
 
@@ -7,24 +7,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from max_build.compilers.cuda_libraries import NVJITLINK
+from max_build.compilers.ptx_text import Ptx, read_ptx
 from max_build.errors import CompileError
 
-__all__ = ["Linked", "Ptx", "link_cubin", "read_ptx"]
+__all__ = ["Linked", "link_cubin"]
 
-_COMMENT: Final = re.compile(rb"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_VERSION: Final = re.compile(rb"^\s*\.version\s+(\d+)\.(\d+)\s", re.MULTILINE)
-_TARGET: Final = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)\b", re.MULTILINE)
-_ENTRY: Final = re.compile(rb"\.entry\s+([A-Za-z_$%][\w$]*)")
 _TOO_NEW: Final = re.compile(r"Unsupported \.version (\S+); current version is '([^']+)'")
 _TOO_LOW: Final = "SM version specified by .target is higher than default SM version assumed"
-
-
-class Ptx(NamedTuple):
-    """The ISA version of a module, the architecture it is for, and its kernels, sorted."""
-
-    isa: tuple[int, int]
-    target: str
-    entry_points: tuple[str, ...]
 
 
 class Linked(NamedTuple):
@@ -32,30 +21,6 @@ class Linked(NamedTuple):
 
     cubin: bytes
     log: str
-
-
-def read_ptx(ptx: bytes, name: str) -> Ptx:
-    """Read the directives at the head of a PTX module, and find its entry points.
-
-    Follows "PTX ISA", sections `.version`, `.target` and `.entry`.
-
-    Raises
-    ------
-    CompileError
-        It is not PTX: one of the first two directives is missing.
-    """
-    text = _COMMENT.sub(b" ", ptx)
-    version = _VERSION.search(text)
-    target = _TARGET.search(text)
-    if version is None or target is None:
-        missing = ".version" if version is None else ".target"
-        message = f"`{name}` is not PTX: it has no `{missing}` directive"
-        raise CompileError(message)
-    return Ptx(
-        isa=(int(version[1]), int(version[2])),
-        target=target[1].decode(),
-        entry_points=tuple(sorted({entry.decode() for entry in _ENTRY.findall(text)})),
-    )
 
 
 def link_cubin(ptx: bytes, name: str, arch: str, args: Sequence[str] = ()) -> Linked:

@@ -63,6 +63,8 @@ _PLACES = frozenset(
     {"MODULAR_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_PACKAGE_ROOT", "MODULAR_MOJO_MAX_IMPORT_PATH"}
 )
 _VISIBLE_DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Of the debug settings, how a model's values are shown, long after the compile.
+_SHOWN = ("print_style",)
 _OLDEST = (26, 7)
 
 
@@ -118,19 +120,15 @@ class MaxCompiler:
             if later.get(name) != environment.get(name)
         }
         options = job.unit.declared["options"]
-        debug = debug_settings(InferenceSession.debug)
-        debug.pop("print_style", None)  # how a model's values are shown, long after the compile
-        canonical_options = {f"debug.{name}": value for name, value in debug.items()} | {
-            f"define.{name}": f"{type(value).__name__} {value}"
-            for name, value in options.get("defines", {}).items()
-        }
-        if options.get("tile-based-fusion"):
-            canonical_options["tile-based-fusion"] = "true"
         components = Components(
             compiler=distributions.identities(DISTRIBUTIONS),
             target=str(job.target),
             host=job.unit.host,
-            options=canonical_options,
+            options=canonical_options(
+                InferenceSession.debug,
+                options.get("defines", {}),
+                tile_based_fusion=bool(options.get("tile-based-fusion")),
+            ),
             sources={"ir": digest(text)},
             dependencies=libraries.digests(),
             environment=environment,
@@ -304,9 +302,30 @@ def _call(job: Job, function: Any) -> Any:
     return graph
 
 
+def canonical_options(
+    debug: Any, defines: Mapping[str, Any], *, tile_based_fusion: bool
+) -> dict[str, str]:
+    """The options of a session and its compile as a key has them: those that decide the code.
+
+    Parameters
+    ----------
+    debug
+        MAX's `DebugConfig`.
+    defines
+        Name → string, integer or boolean, which differ in the key.
+    """
+    options = {f"debug.{name}": value for name, value in debug_settings(debug).items()}
+    options |= {
+        f"define.{name}": f"{type(value).__name__} {value}" for name, value in defines.items()
+    }
+    if tile_based_fusion:
+        options["tile-based-fusion"] = "true"
+    return options
+
+
 def debug_settings(debug: Any) -> dict[str, str]:
-    """The settings of MAX's `DebugConfig` that are on, as text."""
-    names = [name for name in dir(debug) if not name.startswith("_")]
+    """The settings of MAX's `DebugConfig` that are on and can reach a compile, as text."""
+    names = [name for name in dir(debug) if not name.startswith("_") and name not in _SHOWN]
     found = {name: value for name in names if not callable(value := getattr(debug, name))}
     return {name: str(value) for name, value in found.items() if value}
 
@@ -357,7 +376,8 @@ def _validate(path: Path, target: str) -> str:
     """
     from max import engine
 
-    from max_build.compilers.elf import AMDGPU, CUDA, check_mef
+    from max_build.compilers.elf_headers import AMDGPU, CUDA
+    from max_build.compilers.mef import check_mef
 
     try:
         engine.read(path)

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from max_build.errors import CompileError
 from max_build.key import canonical, digest
 
-__all__ = ["Libraries", "observed", "tree_digest"]
+__all__ = ["Libraries", "build_library", "observed", "tree_digest"]
 
 _PATHS = re.compile(r"_kernel_library_paths = \[(?P<paths>[^\]]*)\]")
 _PATH = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -92,17 +92,17 @@ def observed(scratch: Path) -> Iterator[Libraries]:
     build = module._build_mojo_source_package
 
     def noting(path: Path) -> Path:
-        before, shared = tree_digest(Path(path)), tempfile.tempdir
+        shared = tempfile.tempdir
         tempfile.tempdir = str(scratch)
         try:
-            compiled: Path = build(path)
+            compiled, sources = build_library(build, Path(path))
         finally:
             tempfile.tempdir = shared
-        if tree_digest(Path(path)) != before:
+        if not sources:
             message = f"kernel library `{Path(path).name}` changed while it was compiled"
             raise CompileError(message, hint="build again")
         libraries.built[str(compiled)] = Path(path)
-        libraries.seen[str(compiled)] = before
+        libraries.seen[str(compiled)] = sources
         return compiled
 
     module._build_mojo_source_package = noting
@@ -110,6 +110,17 @@ def observed(scratch: Path) -> Iterator[Libraries]:
         yield libraries
     finally:
         module._build_mojo_source_package = build
+
+
+def build_library(build: Callable[[Path], Path], path: Path) -> tuple[Path, str]:
+    """Compile a library with `build`; the compiled file, and the digest of its sources.
+
+    The digest is empty if the sources changed meanwhile: which of them are in the file is not
+    known then.
+    """
+    before = tree_digest(path)
+    compiled = build(path)
+    return compiled, before if tree_digest(path) == before else ""
 
 
 def tree_digest(path: Path) -> str:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from max_build.compilers.includes import Closure, Disk, Layout, Stat, changed, resolve
+from max_build.compilers.files import Disk
+from max_build.compilers.includes import Closure, Layout, changed, resolve
 from max_build.compilers.scan import SCAN_VERSION, Scan
 from max_build.key import canonical, digest
+from max_build.stamp import Stamp
 
 if TYPE_CHECKING:
     from max_build.compilers import Memory
@@ -47,12 +49,15 @@ class Notes:
     Attributes
     ----------
     stats
-        Absolute path → stat and digest, as `includes.Disk` takes it.
+        Absolute path → stamp and digest, as `files.Disk` takes it.
+    releases
+        Digest of a library → its release, as `Library.build_id` takes it.
     """
 
     def __init__(self, memory: Memory | None) -> None:
         self._memory = memory
-        self.stats = self._read("stats", dict[str, tuple[Stat, str]])
+        self.stats = self._read("stats", dict[str, tuple[Stamp, str]])
+        self.releases = self._read("releases", dict[str, str])
         self._disk = Disk(self.stats)
         self._scans: _Noted[str, Scan] | None = None
         self._closures: dict[str, Closure] = {}
@@ -63,7 +68,7 @@ class Notes:
     def build_id(self, library: Library) -> str:
         """Which build of a library it is; looked at once, as one build of units has one of it."""
         if library.name not in self._builds:
-            self._builds[library.name] = library.build_id(self.stats)
+            self._builds[library.name] = library.build_id(self.stats, self.releases)
         return self._builds[library.name]
 
     def closure(
@@ -84,7 +89,11 @@ class Notes:
 
     def save(self) -> None:
         """Keep what is new."""
-        for name, noted in (("stats", self.stats), ("scans", self._scans)):
+        for name, noted in (
+            ("stats", self.stats),
+            ("releases", self.releases),
+            ("scans", self._scans),
+        ):
             if noted is not None and noted.new:
                 self._write(name, noted if len(noted) < _MOST else {})
                 noted.new = False

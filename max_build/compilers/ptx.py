@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, linker
-from max_build.compilers.cuda import SourceCompiler, foreign, kernels_of
 from max_build.compilers.cuda_libraries import NVJITLINK
 from max_build.compilers.cuda_options import PTX_NAMES, CudaOptions
+from max_build.compilers.kernel_sources import SourceCompiler, foreign, product_of
+from max_build.compilers.ptx_text import read_ptx
 from max_build.errors import CompileError
 from max_build.key import Components, digest
-from max_build.record import Role
 
 if TYPE_CHECKING:
     from max_build.config import Unit
@@ -43,14 +42,14 @@ class PtxCompiler(SourceCompiler):
     def derive(self, job: Job) -> Derivation:
         """Hash the module; runs in the build process and loads no compiler."""
         declared = job.unit.declared
-        options = cuda_options.decode(declared["options"], names=PTX_NAMES)
+        options = cuda_options.decode(declared["options"], PTX_NAMES)
         path = job.root / declared["source"]
         try:
             module = path.read_bytes()
         except OSError as error:
             message = f"`{declared['source']}` cannot be read: {error.strerror}"
             raise CompileError(message) from error
-        linker.read_ptx(module, declared["source"])
+        read_ptx(module, declared["source"])
         notes = self.notes_of(job.memory)
         compiler = notes.build_id(NVJITLINK)
         notes.save()
@@ -69,16 +68,12 @@ class PtxCompiler(SourceCompiler):
     def compile(self, job: Job, derivation: Derivation) -> Product:
         """Compile the bytes that were hashed."""
         state: _State = derivation.state
-        declared = job.unit.declared
         linked = linker.link_cubin(
-            state.module, declared["source"], str(job.target), state.options.linker_arguments()
+            state.module,
+            job.unit.declared["source"],
+            str(job.target),
+            state.options.linker_arguments(),
         )
         if linked.log:
             print(linked.log)  # a worker's output is the record's log
-        kernels = kernels_of(linked.cubin, str(job.target), declared["names"], {})
-        files: dict[Role, Path | tuple[Path, ...]] = {"cubin": job.scratch / "kernel.cubin"}
-        (job.scratch / "kernel.cubin").write_bytes(linked.cubin)
-        if declared["keep-ptx"]:
-            files["ptx"] = job.scratch / "kernel.ptx"
-            (job.scratch / "kernel.ptx").write_bytes(state.module)
-        return Product(files=files, kernels=kernels)
+        return product_of(job, linked.cubin, state.module, {})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from max_build import distributions
 from max_build.compilers import Derivation, Job, Product
-from max_build.compilers.elf import check_cubin
+from max_build.compilers.cubin import check_cubin
 from max_build.compilers.entry import imported, told
 from max_build.compilers.triton_environment import ambient, neutral, relevant
 from max_build.compilers.triton_units import Special, problems, specials
@@ -248,7 +248,7 @@ def _lower(job: Job, name: str, special: Special, kernel: Any) -> _Module:
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
     except Exception as error:
-        raise _refusal(name, error) from error
+        raise _refusal(name, error, _where(kernel)) from error
     text = str(module) if special.lineinfo else module.str_nodebug()
     ordered = Special({one: special.signature[one] for one in arguments}, {}, {}, special.lineinfo)
     return _Module(ordered, _relative(text, job), dict(vars(options)))
@@ -274,11 +274,18 @@ def _check_arguments(
         raise CompileError(message)
 
 
-def _refusal(name: str, error: Exception) -> CompileError:
+def _refusal(name: str, error: Exception, where: str = "") -> CompileError:
     """Triton's error, which quotes the kernel, with the reason that lies behind it."""
     cause = error.__cause__
     why = f": {cause}" if cause is not None and str(cause) not in str(error) else ""
-    return CompileError(f"Triton refused `{name}`: {told(error)}{why}")
+    said = f"{type(error).__name__}: {error}{where}" if where else told(error)
+    return CompileError(f"Triton refused `{name}`: {said}{why}")
+
+
+def _where(kernel: Any) -> str:
+    """Where a kernel begins: Triton counts its lines from there, and names no file."""
+    code = kernel.fn.__code__
+    return f" (`{os.path.basename(code.co_filename)}`, line {code.co_firstlineno})"
 
 
 def _refuse_hooks() -> None:

@@ -86,12 +86,14 @@ def _problems(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]
             yield f"{prefix}options.{name}", f"is unknown: there are {known}"
         elif type(value) is not _OPTIONS[name][1]:
             yield f"{prefix}options.{name}", f"must be of type {_OPTIONS[name][1].__name__}"
-    warps = table.get("num-warps", 4)
-    if type(warps) is not int or not 1 <= warps <= 32 or warps & (warps - 1):
-        yield f"{prefix}num-warps", f"must be a power of 2 from 1 to 32, got {warps!r}"
-    stages = table.get("num-stages", 3)
-    if type(stages) is not int or stages < 1:
-        yield f"{prefix}num-stages", f"must be a whole number of at least 1, got {stages!r}"
+    if "num-warps" in table:
+        warps = table["num-warps"]
+        if type(warps) is not int or not 1 <= warps <= 32 or warps & (warps - 1):
+            yield f"{prefix}num-warps", f"must be a power of 2 from 1 to 32, got {warps!r}"
+    if "num-stages" in table:
+        stages = table["num-stages"]
+        if type(stages) is not int or stages < 1:
+            yield f"{prefix}num-stages", f"must be a whole number of at least 1, got {stages!r}"
 
 
 def specials(unit: Unit) -> dict[str, Special]:

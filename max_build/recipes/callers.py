@@ -6,16 +6,27 @@ import os
 import sys
 from types import FrameType
 
-__all__ = ["LOOKS", "Stack", "asked_by", "asks_whether", "callers", "is_library", "of_python"]
+__all__ = [
+    "LOOKS",
+    "OURS",
+    "Stack",
+    "asked_by",
+    "asks_whether",
+    "callers",
+    "is_library",
+    "of_python",
+]
 
 Stack = tuple[str, ...]
 """Files of the code that is running, the innermost first; not the interpreter's, not ours."""
 
+_HERE = os.path.dirname(os.path.abspath(__file__))
+OURS = os.path.dirname(_HERE) + os.sep
+"""What the path of every file of max-build begins with."""
+
 LOOKS = ("stat", "lstat", "access", "readlink")
 """Functions of `os` that look at a place."""
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-_OURS = os.path.dirname(_HERE) + os.sep
 _RECORDER = os.path.join(_HERE, "recorder.py")
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Inside them time and chance decide names and log lines, not what is computed.
@@ -54,7 +65,7 @@ def callers() -> Stack:
         file = frame.f_code.co_filename
         if file == _RECORDER:
             break  # what called us is not what is derived
-        if not file.startswith("<") and not file.startswith(_OURS) and not of_python(file):
+        if not file.startswith("<") and not file.startswith(OURS) and not of_python(file):
             found[file] = None
         elif not found and file.startswith(_UNTOLD):
             return ()

@@ -13,7 +13,7 @@ __all__ = ["Notes"]
 class Notes:
     """What was seen so far. Paths are absolute.
 
-    Parameters
+    Attributes
     ----------
     files
         File that was read → SHA-256 (hex) as it was then; empty where it could not be read.

@@ -8,6 +8,7 @@ import sys
 from importlib import metadata
 
 from max_build.distributions import normalise
+from max_build.recipes.places import below
 from max_build.recipes.surroundings import is_site
 
 __all__ = ["Owners", "brings"]
@@ -23,7 +24,7 @@ class Owners:
         self._known: dict[str, str | None] = {}
         self._files: dict[str, str] = {}
         self._scanned: set[str] = set()
-        self._sites = tuple(one + os.sep for one in sys.path if one and is_site(one))
+        self._sites = tuple(one for one in sys.path if one and is_site(one))
         self._records: list[tuple[metadata.Distribution, str]] | None = None
 
     def of(self, path: str) -> str | None:
@@ -40,10 +41,11 @@ class Owners:
         return self.of(path)
 
     def _find(self, path: str) -> str | None:
-        site = next((one for one in self._sites if path.startswith(one)), None)
+        site = next((one for one in self._sites if below(path, one)), None)
         if site is None:
             return None
-        likely = (part.partition(".")[0] for part in path[len(site) :].split(os.sep))
+        inside = path[len(site) :].lstrip(os.sep)
+        likely = (part.partition(".")[0] for part in inside.split(os.sep))
         for name in dict.fromkeys((*sorted(self.compiler), *map(normalise, likely))):
             self._scan(name)
             if path in self._files:
@@ -52,14 +54,12 @@ class Owners:
             self._records = [
                 (one, one.read_text("RECORD") or "") for one in metadata.distributions()
             ]
-        inside = path[len(site) :]
         for one, text in self._records:
             if f"{inside}," in text or f"{inside}{os.sep}" in text:
                 self._scan(normalise(one.name))
         if path in self._files:
             return self._files[path]
-        below = path + os.sep
-        return next((self._files[one] for one in self._files if one.startswith(below)), None)
+        return next((self._files[one] for one in self._files if below(one, path)), None)
 
     def _scan(self, name: str) -> None:
         if not name or name in self._scanned:

@@ -1,4 +1,4 @@
-"""Where a path leads in this process, and what this process holds mapped."""
+"""Where a path leads in this process, what lies below what, and what is held mapped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["absolute", "mapped", "passed"]
+__all__ = ["absolute", "below", "mapped", "passed", "within"]
 
 _LINKS = 40
 """Links that Linux follows on one path."""
@@ -24,6 +24,16 @@ def absolute(path: Any, directory: int | None = None) -> str | None:
     if os.pardir in place.split(os.sep):
         return os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
     return os.path.normpath(place)
+
+
+def below(path: str, folder: str) -> bool:
+    """Whether a path lies below a folder, by their names alone: both are absolute and normal."""
+    return path != folder and path.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether a path is a folder or lies below it."""
+    return path == folder or below(path, folder)
 
 
 def passed(path: str) -> Iterator[str]:

@@ -11,16 +11,17 @@ import functools
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from max_build import distributions
+from max_build.compilers import Derivation, Direct, Job
 from max_build.key import Components, key_of
 from max_build.recipes import inotify
-from max_build.recipes.callers import Stack
+from max_build.recipes.belonging import Belonging, UnsuitableError, refuse
+from max_build.recipes.callers import OURS, Stack
 from max_build.recipes.owners import Owners, brings
+from max_build.recipes.places import below, within
 from max_build.recipes.recipe import Distribution, Recipe, broken
 from max_build.recipes.surroundings import Here, listing_of
 from max_build.recipes.tracing import Tracer
@@ -41,107 +42,70 @@ _SOURCES = (
     ".toml",
     ".md",
 )
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
 _ALWAYS = ("PYTHONOPTIMIZE",)
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")
 
 
-class _UnsuitableError(Exception):
-    """Why no recipe can stand for the derivation."""
-
-
 def recipe_of(
-    tracer: Tracer,
-    here: Here,
-    components: Components,
-    *,
-    root: str,
-    python_path: tuple[str, ...],
-    scratch: str,
-    compiler: tuple[str, ...],
-    adapter: str,
-    reads: Iterable[Path],
+    tracer: Tracer, job: Job, adapter: Direct, derivation: Derivation
 ) -> tuple[Recipe | None, str]:
-    """The recipe of a derivation that was just traced, or None and why the unit always derives.
-
-    Parameters
-    ----------
-    here
-        What the recipe has to hold against now, or something changed meanwhile.
-    compiler
-        The distributions that make up the compiler.
-    adapter
-        File of the adapter.
-    reads
-        Files and folders that were read out of Python's sight.
-    """
-    maker = _Maker(tracer, root, python_path, scratch, compiler, adapter)
+    """The recipe of a derivation that was just traced, or None and why the unit always derives."""
+    here = Here(str(job.root), job.python_path, tracer.environ, tracer.content, {})
     try:
-        recipe = maker.recipe(components, here, tuple(reads))
-    except _UnsuitableError as error:
+        recipe = _Maker(tracer, job, adapter).recipe(derivation, here)
+    except UnsuitableError as error:
         return None, str(error)
     if changed := broken(recipe, here):
         return None, f"{changed} while it was derived"
     return recipe, ""
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise _UnsuitableError(reason)
-
-
 class _Maker:
-    def __init__(
-        self,
-        tracer: Tracer,
-        root: str,
-        python_path: tuple[str, ...],
-        scratch: str,
-        compiler: tuple[str, ...],
-        adapter: str,
-    ) -> None:
+    def __init__(self, tracer: Tracer, job: Job, adapter: Direct) -> None:
         self._tracer = tracer
         self._notes = tracer.notes
-        self._root = root
-        self._own = (root, *python_path)
-        self._temporary = (scratch, os.path.realpath(tempfile.gettempdir()), tempfile.gettempdir())
-        self._owners = Owners(compiler)
-        self._adapter = adapter
+        self._scratch = str(job.scratch)
+        self._places = Belonging(str(job.root), job.python_path, self._scratch)
+        self._owners = Owners(adapter.distributions)
+        self._adapter = getattr(sys.modules[type(adapter).__module__], "__file__", None) or ""
         self._reached: dict[str, str] = {}
 
-    def recipe(self, components: Components, here: Here, reads: tuple[Path, ...]) -> Recipe:
-        """Make it, or raise `_UnsuitableError`."""
-        notes = self._notes
+    def recipe(self, derivation: Derivation, here: Here) -> Recipe:
+        """Make it, or raise `UnsuitableError`."""
+        notes, components = self._notes, derivation.components
         self._reach()
         self._refuse_deeds()
         if notes.changed:
             place = min(notes.changed)
-            _refuse(f"`{self._inside(place) or place}` changed while it was derived")
+            refuse(f"`{self._places.inside(place) or place}` changed while it was derived")
         self._refuse_strangers()
         self._refuse_mapped()
         files = self._files()
         listings = {
             inside: found
             for place, found in notes.listings.items()
-            if (inside := self._inside(place)) is not None
+            if (inside := self._places.inside(place)) is not None
         }
-        for tree in reads:
+        for tree in derivation.reads:
             self._add_tree(tree, files, listings)
         self._add_native(files)
         looked = {
             inside: kind
             for place, kind in notes.kinds.items()
-            if (inside := self._inside(place)) is not None and inside not in (".", *files)
+            if (inside := self._places.inside(place)) is not None and inside not in (".", *files)
         }
         links = {
             inside: target
             for place, target in notes.links.items()
-            if (inside := self._inside(place)) is not None and inside != "."
+            if (inside := self._places.inside(place)) is not None and inside != "."
         }
         sizes = {
             inside: size
             for place, size in notes.sizes.items()
-            if size >= 0 and (inside := self._inside(place)) is not None and inside not in files
+            if size >= 0
+            and (inside := self._places.inside(place)) is not None
+            and inside not in files
         }
         return Recipe(
             key=key_of(components),
@@ -168,7 +132,7 @@ class _Maker:
         """
         notes = self._notes
         self._imported: set[str] = set()
-        todo = [file for file in notes.imports if self._inside(file)]
+        todo = [file for file in notes.imports if self._places.inside(file)]
         done: set[str] = set()
         while todo:
             file = todo.pop()
@@ -177,7 +141,7 @@ class _Maker:
             done.add(file)
             for module in self._named(notes.imports.get(file, set())):
                 place = self._place_of(module)
-                if place is None or self._inside(place) or self._of_python(place):
+                if place is None or self._places.inside(place) or self._places.of_python(place):
                     continue
                 owner = self._owners.of(place)
                 if owner is None:
@@ -204,9 +168,9 @@ class _Maker:
         return place if isinstance(place, str) else None
 
     def _counts(self, file: str) -> bool:
-        if file == "*" or self._inside(file):
+        if file == "*" or self._places.inside(file):
             return True
-        if file == self._adapter or self._of_python(file):
+        if file == self._adapter or self._places.of_python(file):
             return False
         owner = self._owners.of(file)
         return owner not in self._owners.compiler and (owner is None or owner in self._reached)
@@ -232,71 +196,66 @@ class _Maker:
         notes = self._notes
         for what, stacks in notes.deeds.items():
             if file := self._directly(stacks):
-                _refuse(f"{self._told(file)} {what}")
+                refuse(f"{self._told(file)} {what}")
         for what, stacks in notes.questions.items():
-            if file := next((one[0] for one in stacks if one and self._inside(one[0])), ""):
-                _refuse(f"{self._told(file)} {what}")
+            if file := next((one[0] for one in stacks if one and self._places.inside(one[0])), ""):
+                refuse(f"{self._told(file)} {what}")
         for what, stacks in notes.talks.items():
             if file := self._involved(stacks):
-                _refuse(f"{self._told(file)} {what}")
+                refuse(f"{self._told(file)} {what}")
         if file := self._directly(notes.enumerated):
-            _refuse(f"{self._told(file)} reads the whole environment")
+            refuse(f"{self._told(file)} reads the whole environment")
         for place, stacks in notes.written.items():
-            if (file := self._directly(stacks)) and not self._is_scrap(place):
-                _refuse(f"{self._told(file)} changes `{self._inside(place) or place}`")
+            if (file := self._directly(stacks)) and not self._places.is_scrap(place):
+                refuse(f"{self._told(file)} changes `{self._places.inside(place) or place}`")
         for place, stacks in notes.entered.items():
-            if (file := self._directly(stacks)) and not self._is_scrap(place):
-                _refuse(f"{self._told(file)} opens a directory by its descriptor")
+            if (file := self._directly(stacks)) and not self._places.is_scrap(place):
+                refuse(f"{self._told(file)} opens a directory by its descriptor")
         if self._tracer.blind:
-            _refuse(self._tracer.blind)
+            refuse(self._tracer.blind)
         for module in ("multiprocessing.popen_spawn_posix", "multiprocessing.popen_forkserver"):
             if module in sys.modules:
-                _refuse("starts processes by `multiprocessing`")
-
-    def _is_scrap(self, place: str) -> bool:
-        if place == os.devnull or f"{os.sep}__pycache__{os.sep}" in place:
-            return True
-        if self._inside(place):
-            return False
-        return any(place.startswith(one + os.sep) for one in self._temporary)
+                refuse("starts processes by `multiprocessing`")
 
     def _is_made(self, place: str) -> bool:
         """Whether a temporary file came about here: alone, or in a directory that did."""
-        if place.startswith(self._temporary[0] + os.sep):
+        if below(place, self._scratch):
             return True
-        return self._is_scrap(place) and any(
-            place == one or place.startswith(one + os.sep) for one in self._notes.written
+        return self._places.is_scrap(place) and any(
+            within(place, one) for one in self._notes.written
         )
 
     def _refuse_strangers(self) -> None:
         """Refuse files that belong neither to the project nor to anything that has a version."""
         notes = self._notes
         for place, stacks in notes.opened.items():
-            if self._inside(place) or self._of_python(place) or place == os.devnull:
+            if self._places.inside(place) or self._places.of_python(place) or place == os.devnull:
                 continue
-            if place in notes.written and self._is_scrap(place):
+            if place in notes.written and self._places.is_scrap(place):
                 continue
             file = self._involved(stacks)
             if not file or (self._is_made(place) and not self._directly(stacks)):
                 continue
             owner = self._owners.of(_source(place))
             if owner is None:
-                _refuse(
+                refuse(
                     f"{self._told(file)} reads `{place}`, which belongs neither to the project nor "
                     "to an installed distribution"
                 )
             self._reached.setdefault(owner, "")
         for place, stacks in (*notes.listed.items(), *notes.looked.items()):
-            if self._inside(place) or self._of_python(place) or self._is_scrap(place):
-                continue
-            if any(
-                one == place or one.startswith(place.rstrip(os.sep) + os.sep) for one in self._own
+            if (
+                self._places.inside(place)
+                or self._places.of_python(place)
+                or self._places.is_scrap(place)
             ):
                 continue
-            if self._owners.of(_source(place)) or self._in_site(place):
+            if any(within(one, place) for one in self._places.own):
+                continue
+            if self._owners.of(_source(place)) or self._places.in_site(place):
                 continue
             if file := self._directly(stacks):
-                _refuse(f"{self._told(file)} looks at `{place}`, outside the project")
+                refuse(f"{self._told(file)} looks at `{place}`, outside the project")
 
     def _refuse_mapped(self) -> None:
         """Refuse files that native code holds mapped and that have no version.
@@ -304,20 +263,24 @@ class _Maker:
         Libraries that the loader finds by itself are the system's, as they are for the compiler.
         """
         for real, code in sorted(self._notes.mapped.items()):
-            place = self._known_as(real)
-            if self._inside(place) or self._of_python(place) or not os.path.isfile(real):
+            place = self._places.known_as(real)
+            if (
+                self._places.inside(place)
+                or self._places.of_python(place)
+                or not os.path.isfile(real)
+            ):
                 continue
             if owner := self._owners.of(place):
                 if not code:
                     self._reached.setdefault(owner, "")
                 continue
-            if not self._in_site(place) and (
+            if not self._places.in_site(place) and (
                 place.startswith(_SYSTEM) or (code and os.path.dirname(place) in self._loaders)
             ):
                 continue
-            if self._is_made(place) or (code and self._is_scrap(place)):
+            if self._is_made(place) or (code and self._places.is_scrap(place)):
                 continue
-            _refuse(
+            refuse(
                 f"`{place}` was mapped into memory, which belongs neither to the project nor to an "
                 "installed distribution"
             )
@@ -333,47 +296,33 @@ class _Maker:
         found |= {os.path.dirname(os.fsdecode(one)) for one in re.findall(rb"/[^\0]+", cache)}
         return {os.path.realpath(one) for one in found}
 
-    def _known_as(self, real: str) -> str:
-        """A real path as the project, Python and the distributions are known by."""
-        for base, known in self._bases:
-            if real.startswith(base + os.sep):
-                return known + real[len(base) :]
-        return real
-
-    @functools.cached_property
-    def _bases(self) -> list[tuple[str, str]]:
-        """Real directory → how it is known, the innermost first."""
-        known = dict.fromkeys((*self._own, os.path.dirname(os.__file__), *sys.path))
-        found = [(os.path.realpath(one), os.path.abspath(one)) for one in known if one]
-        return sorted(found, key=lambda one: -len(one[0]))
-
     # --- what is the project's
 
     def _files(self) -> dict[str, str]:
         files: dict[str, str] = {}
         for place, found in self._notes.files.items():
-            path = self._inside(place)
+            path = self._places.inside(place)
             if path is None:
                 continue
             if _source(place) != place:
-                _refuse(f"`{path}` was read in place of its source")
+                refuse(f"`{path}` was read in place of its source")
             if not found:
-                _refuse(f"`{path}` cannot be read, or is no file")
+                refuse(f"`{path}` cannot be read, or is no file")
             files[path] = found
         return files
 
     def _add_tree(self, tree: Path, files: dict[str, str], listings: dict[str, str]) -> None:
         place = os.path.abspath(tree)
-        if self._inside(place) is None:
+        if self._places.inside(place) is None:
             owner = self._owners.of_tree(place)
             if owner is None:
-                _refuse(f"`{place}` belongs neither to the project nor to a distribution")
+                refuse(f"`{place}` belongs neither to the project nor to a distribution")
             self._reached.setdefault(owner, "")
             return
         todo = [place]
         while todo:
             one = todo.pop()
-            path = self._relative(one)
+            path = self._places.relative(one)
             if os.path.isdir(one):
                 listings[path] = listing_of(one)
                 todo += [
@@ -382,7 +331,7 @@ class _Maker:
             elif found := self._tracer.content(one):
                 files.setdefault(path, found)
             else:
-                _refuse(f"`{path}` cannot be read, or is no file")
+                refuse(f"`{path}` cannot be read, or is no file")
 
     def _add_native(self, files: dict[str, str]) -> None:
         """What native code opened; also what other processes did, which does no harm."""
@@ -390,10 +339,10 @@ class _Maker:
             opened = self._tracer.natively_opened()
         except inotify.Overflow:
             message = "too many files of the project were opened to follow"
-            _refuse(message)
-        opened |= {self._known_as(one) for one in self._notes.mapped}
+            refuse(message)
+        opened |= {self._places.known_as(one) for one in self._notes.mapped}
         for place in opened - self._notes.files.keys() - self._notes.written.keys():
-            path = self._inside(place)
+            path = self._places.inside(place)
             if path and not place.endswith(_SOURCES) and (found := self._tracer.content(place)):
                 files.setdefault(path, found)
 
@@ -401,7 +350,7 @@ class _Maker:
         return {
             directory: dict(sorted(modules.items()))
             for place, modules in sorted(self._notes.probed.items())
-            if (directory := self._inside(place)) is not None
+            if (directory := self._places.inside(place)) is not None
         }
 
     # --- what is not
@@ -414,7 +363,7 @@ class _Maker:
                 continue
             parent = module.rpartition(".")[0]
             place = self._place_of(parent) if parent else None
-            if place and not self._inside(place) and self._owners.of(place):
+            if place and not self._places.inside(place) and self._owners.of(place):
                 continue  # the parent's distribution decides
             yield module
 
@@ -428,51 +377,22 @@ class _Maker:
     def _distributions(self, components: Components) -> dict[str, Distribution]:
         for name, identity in components.compiler.items():
             if name not in self._owners.compiler or distributions.identity(name) != identity:
-                _refuse(f"what `{name}` is can only be told by a derivation")
+                refuse(f"what `{name}` is can only be told by a derivation")
         used: dict[str, Distribution] = {}
         mine = self._owners.of(self._adapter)
-        if mine is None and not self._adapter.startswith(_PACKAGE):
-            _refuse(f"the adapter `{self._adapter}` belongs to no installed distribution")
+        if mine is None and not self._adapter.startswith(OURS):
+            refuse(f"the adapter `{self._adapter}` belongs to no installed distribution")
         for name in sorted({*self._reached, *self._owners.compiler, *([mine] if mine else [])}):
             identity = distributions.identity(name) or ""
             if identity.endswith("+unrecorded"):
-                _refuse(f"distribution `{name}` has no record of its files")
+                refuse(f"distribution `{name}` has no record of its files")
             used[name] = Distribution(identity=identity, brings=brings(name) if identity else ())
         return used
-
-    # --- places
-
-    def _inside(self, place: str) -> str | None:
-        """A place's path from the root with `/`, where it is the project's."""
-        if self._in_site(place):
-            return None
-        if any(place == one or place.startswith(one + os.sep) for one in self._own):
-            return self._relative(place)
-        return None
-
-    def _relative(self, place: str) -> str:
-        path = os.path.relpath(place, self._root)
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            _refuse(f"the name of {path!r} is not UTF-8")
-        return path
-
-    def _in_site(self, place: str) -> bool:
-        """Whether a place is an installer's: also in an environment inside the project's tree."""
-        around = (one for one in self._own if place.startswith(one + os.sep))
-        base = max(around, key=len, default="")
-        parts = place[len(base) :].split(os.sep)
-        return "site-packages" in parts or "dist-packages" in parts
-
-    def _of_python(self, place: str) -> bool:
-        library = os.path.dirname(os.path.abspath(os.__file__))
-        return place.startswith(library + os.sep) and not self._in_site(place)
 
     def _told(self, file: str) -> str:
         if file == "*":
             return "the derivation"
-        inside = self._inside(file)
+        inside = self._places.inside(file)
         if inside:
             return f"`{inside}`"
         owner = self._owners.of(file)

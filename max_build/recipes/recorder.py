@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from max_build import compilers
 from max_build.compilers import Derivation, Direct, Job
+from max_build.recipes.places import within
 from max_build.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,34 +41,12 @@ class Recorder:
         if self._tracer is None:
             from max_build.recipes.tracing import Tracer
 
-            outside = (one for one in job.python_path if not _is_below(one, str(job.root)))
+            outside = (one for one in job.python_path if not within(one, str(job.root)))
             self._tracer = Tracer((str(job.root), *outside))
         with self._tracer.tracing():
             derivation = adapter.derive(job)
         if derivation.uncacheable:
             return derivation, None, derivation.uncacheable
-        return derivation, *_recipe(self._tracer, job, adapter, derivation)
+        from max_build.recipes.provenance import recipe_of
 
-
-def _recipe(
-    tracer: Tracer, job: Job, adapter: Direct, derivation: Derivation
-) -> tuple[Recipe | None, str]:
-    from max_build.recipes.provenance import recipe_of
-    from max_build.recipes.surroundings import Here
-
-    root = str(job.root)
-    return recipe_of(
-        tracer,
-        Here(root, job.python_path, tracer.environ, tracer.content, {}),
-        derivation.components,
-        root=root,
-        python_path=job.python_path,
-        scratch=str(job.scratch),
-        compiler=adapter.distributions,
-        adapter=getattr(sys.modules[type(adapter).__module__], "__file__", None) or "",
-        reads=derivation.reads,
-    )
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
+        return derivation, *recipe_of(self._tracer, job, adapter, derivation)

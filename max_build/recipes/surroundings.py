@@ -13,6 +13,7 @@ from importlib import machinery
 
 from max_build import distributions
 from max_build.key import canonical, digest
+from max_build.recipes.places import within
 from max_build.recipes.recipe import Kind, digest_of_value
 
 __all__ = [
@@ -229,7 +230,7 @@ class Here:
     def _is_own(self, place: str) -> bool:
         if os.path.basename(place) in {"site-packages", "dist-packages"}:
             return False  # an environment inside the project's directory
-        return any(place == one or place.startswith(one + os.sep) for one in self._own)
+        return any(within(place, one) for one in self._own)
 
     def _at(self, path: str) -> str:
         return os.path.join(self._root, path)

@@ -1,10 +1,10 @@
 """What the code that runs in a worker asks of the machine, noted as it asks.
 
 An audit hook (PEP 578) sees files, directories, processes and the network; the environment,
-imports, `os.stat` and its like, clocks and sources of randomness are wrapped, since no audit event
-tells of them; so are the openers of native libraries that read weights and tokenizers. inotify
-sees what other native code opens below the project, and the process's map what it still holds
-mapped from elsewhere. `provenance` makes a recipe of the notes.
+imports, `os.stat` and its like, clocks and sources of randomness are wrapped (see `wrapping`),
+since no audit event tells of them; so are the openers of native libraries that read weights and
+tokenizers. inotify sees what other native code opens below the project, and the process's map what
+it still holds mapped from elsewhere. `provenance` makes a recipe of the notes.
 
 Not seen, and so no part of a recipe: what other native code reads outside the project and lets go,
 or asks of the system (device counts, the clock); times of files; the number of an object (`id`).
@@ -12,34 +12,20 @@ or asks of the system (device counts, the clock); times of files; the number of 
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import hashlib
-import importlib
 import os
 import random
 import stat
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from importlib import machinery
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-from max_build.recipes import inotify, openers
-from max_build.recipes.callers import (
-    LOOKS,
-    Stack,
-    asked_by,
-    asks_whether,
-    callers,
-    is_library,
-    of_python,
-)
-from max_build.recipes.loading import Loading
+from max_build.recipes import inotify, openers, wrapping
+from max_build.recipes.callers import Stack, asked_by, callers, is_library
 from max_build.recipes.notes import Notes
-from max_build.recipes.places import absolute, mapped, passed
+from max_build.recipes.places import absolute, mapped, passed, within
 from max_build.recipes.surroundings import (
     candidates_in,
     kind_of,
@@ -48,7 +34,7 @@ from max_build.recipes.surroundings import (
     names_in,
     size_of,
 )
-from max_build.stamp import Stamp, settled, stamp_of
+from max_build.stamp import Stamp, read_digest, stamp_of
 
 __all__ = ["Tracer"]
 
@@ -67,14 +53,6 @@ _PROCESSES = {
 _CHANGES = frozenset(
     f"os.{name}"
     for name in "chmod chown link mkdir remove rename rmdir setxattr symlink truncate utime".split()
-)
-_CLOCKS = (
-    "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time "
-    "process_time_ns thread_time thread_time_ns clock_gettime clock_gettime_ns"
-).split()
-_CALENDARS = {"ctime": 0, "gmtime": 0, "localtime": 0, "strftime": 1, "asctime": 0}
-_MACHINE = (
-    "cpu_count process_cpu_count sched_getaffinity getloadavg uname getpid getppid getlogin".split()
 )
 
 
@@ -101,11 +79,7 @@ class Tracer:
             self._watch = inotify.Watch(roots, inotify.OPENED)
         except (OSError, inotify.Overflow) as error:
             self.blind = f"the project's directories cannot be watched: {error}"
-        self._wrap_environment()
-        self._wrap_imports()
-        self._wrap_looks()
-        self._wrap_clocks()
-        self._wrap_chance()
+        wrapping.wrap(self)
         openers.follow(self._opened, self._blinded)
         self._mapped = self._map()
         sys.addaudithook(self._audit)
@@ -137,14 +111,11 @@ class Tracer:
             known = self._digests.get(path)
             if known is not None and known[0] == stamp_of(before):
                 return known[1]
-            began = time.time_ns()
-            with open(path, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-                after = os.fstat(file.fileno())
+            found, read = read_digest(path)
         except OSError:
             return ""
-        if settled(after, began) and stamp_of(before) == stamp_of(after):
-            self._digests[path] = stamp_of(after), found
+        if read is not None:
+            self._digests[path] = read, found
         return found
 
     def _map(self) -> dict[str, bool]:
@@ -175,25 +146,29 @@ class Tracer:
 
     # --- the audit hook
 
+    def noting(self) -> bool:
+        """Whether what this thread does now is to be noted."""
+        return self.active and not getattr(self._inside, "busy", False)
+
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.active or getattr(self._inside, "busy", False):
+        if not self.noting():
             return
         if event == "open":
-            self._quietly(self._open, *arguments)
+            self.quietly(self._open, *arguments)
         elif event in ("os.listdir", "os.scandir"):
-            self._quietly(self._list, event, *arguments)
+            self.quietly(self._list, event, *arguments)
         elif event in _PROCESSES:
-            self._quietly(self._deed, _PROCESSES[event])
+            self.quietly(self.deed, _PROCESSES[event])
         elif event in _CHANGES:
-            self._quietly(self._change, event, *arguments)
+            self.quietly(self._change, event, *arguments)
         elif event.startswith("socket.") and event != "socket.__new__":
-            self._quietly(self._talk, "uses the network")
+            self.quietly(self._talk, "uses the network")
         elif event == "exec":
-            self._quietly(self._execute, *arguments)
+            self.quietly(self._execute, *arguments)
         elif event in ("ctypes.dlopen", "sqlite3.connect"):
-            self._quietly(self._native, *arguments)
+            self.quietly(self._native, *arguments)
 
-    def _quietly(self, note: Callable[..., None], *arguments: Any) -> None:
+    def quietly(self, note: Callable[..., None], *arguments: Any) -> None:
         """Note something; what that takes is not noted, and no fault of it reaches the code."""
         self._inside.busy = True
         try:
@@ -231,10 +206,10 @@ class Tracer:
             self.notes.changed.add(place)
 
     def _is_own(self, place: str) -> bool:
-        return any(place.startswith(root + os.sep) for root in self._roots)
+        return any(within(place, root) for root in self._roots)
 
     def _place(self, path: Any, directory: int | None = None) -> str | None:
-        """See `_absolute`; notes the links that decide where a `..` leads."""
+        """See `places.absolute`; notes the links that decide where a `..` leads."""
         place = absolute(path, directory)
         if place is not None and not isinstance(path, int):
             text = os.fsdecode(path)
@@ -256,7 +231,7 @@ class Tracer:
             return
         self.notes.listed[place].add(callers())
         self.notes.listings.setdefault(place, listing_of(place))
-        if event == "os.scandir" and not is_library(frame) and self._is_own(place + os.sep):
+        if event == "os.scandir" and not is_library(frame) and self._is_own(place):
             # what it asks of the entries cannot be seen
             for name in names_in(place):
                 one = os.path.join(place, name)
@@ -288,14 +263,17 @@ class Tracer:
         if isinstance(code, CodeType) and self._is_own(code.co_filename) and reads_clock(code):
             self.notes.deeds["reads the clock"].add((code.co_filename,))
 
-    def _deed(self, what: str) -> None:
+    def deed(self, what: str) -> None:
+        """Note what no recipe can promise."""
         self.notes.deeds[what].add(callers())
 
-    def _draw(self, what: str) -> None:
+    def draw(self, what: str) -> None:
+        """Note that random bytes are drawn, unless it is to seed a generator: see `seeding`."""
         if not getattr(self._inside, "seeding", False):
-            self._deed(what)
+            self.deed(what)
 
-    def _question(self, what: str) -> None:
+    def question(self, what: str) -> None:
+        """Note a question about the machine."""
         self.notes.questions[what].add(callers())
 
     def _talk(self, what: str) -> None:
@@ -303,26 +281,8 @@ class Tracer:
 
     # --- what no audit event tells of
 
-    def _wrap_environment(self) -> None:
-        tracer = self
-
-        class Observed(os._Environ):  # type: ignore[type-arg]
-            """`os.environ`, whose readers are noted. Every other way to read ends in these."""
-
-            def __getitem__(self, key: Any) -> Any:
-                if tracer._noting():
-                    tracer._quietly(tracer._variable, key)
-                return super().__getitem__(key)
-
-            def __iter__(self) -> Iterator[Any]:
-                if tracer._noting():
-                    tracer._quietly(tracer._all_variables)
-                return super().__iter__()
-
-        os.environ.__class__ = Observed
-        os.environb.__class__ = Observed
-
-    def _variable(self, name: Any) -> None:
+    def variable(self, name: Any) -> None:
+        """Note that a variable of the environment is read."""
         text = os.fsdecode(name)
         data = os.environ._data  # type: ignore[attr-defined]
         raw = data.get(os.fsencode(text))
@@ -330,102 +290,33 @@ class Tracer:
         if now == self.environ.get(text):  # else it is what this process made of it
             self.notes.variables[text].add(callers())
 
-    def _all_variables(self) -> None:
+    def all_variables(self) -> None:
+        """Note that the environment is gone through."""
         self.notes.enumerated.add(callers())
 
-    def _wrap_imports(self) -> None:
-        original, find, by_name = (
-            builtins.__import__,
-            machinery.FileFinder.find_spec,
-            importlib.import_module,
-        )
-        notes = self.notes
-
-        def importing(
-            name: str,
-            globals: Mapping[str, Any] | None = None,  # noqa: A002 - the interpreter's names
-            locals: Mapping[str, Any] | None = None,  # noqa: A002
-            fromlist: Any = (),
-            level: int = 0,
-        ) -> Any:
-            if self.active and globals and not level:
-                file = globals.get("__file__")
-                if file:
-                    notes.imports[file].add((name, tuple(fromlist or ())))
-            return original(name, globals, locals, fromlist, level)
-
-        def import_module(name: str, package: str | None = None) -> Any:
-            if self.active and not name.startswith("."):
-                file = sys._getframe(1).f_globals.get("__file__")
-                if file:
-                    notes.imports[file].add((name, ()))
-            return by_name(name, package)
-
-        def find_spec(finder: Any, fullname: str, target: Any = None) -> Any:
-            spec = find(finder, fullname, target)
-            if self.active:
-                self._quietly(self._probe, finder.path, fullname.rpartition(".")[2])
-                places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-                if place := next(filter(None, places), None):
-                    self._quietly(self._locate, fullname, place)
-            return spec
-
-        class Asked:
-            """Finds nothing; first in line, it hears what everybody looks for."""
-
-            @staticmethod
-            def find_spec(fullname: str, path: Any = None, target: Any = None) -> None:  # noqa: ARG004
-                if self._noting():
-                    self._quietly(self._asked, fullname)
-
-        builtins.__import__ = importing
-        importlib.import_module = import_module
-        machinery.FileFinder.find_spec = find_spec  # type: ignore[method-assign, assignment]
-        sys.meta_path.insert(0, Asked)
-        sys.path_importer_cache.clear()
-
-    def _asked(self, fullname: str) -> None:
+    def asked(self, fullname: str) -> None:
+        """Note that a module is wanted."""
         self.notes.asked[fullname].add(callers())
 
-    def _locate(self, fullname: str, place: str) -> None:
+    def locate(self, fullname: str, place: str) -> None:
+        """Note where a module was found."""
         self.notes.located.setdefault(fullname, place)
         if os.path.isfile(place):  # an extension module is read where no audit event tells
             self._read(place, ())
 
-    def _probe(self, directory: str, module: str) -> None:
-        if directory not in self._roots and not self._is_own(directory):
+    def probe(self, directory: str, module: str) -> None:
+        """Note what an import chooses among in one of the project's directories."""
+        if not self._is_own(directory):
             return
         modules = self.notes.probed.setdefault(directory, {})
         if module in modules:
             return
         modules[module] = candidates_in(names_in(directory), module)
         if module in modules[module]:  # a package only if it has an `__init__`
-            self._probe(os.path.join(directory, module), "__init__")
+            self.probe(os.path.join(directory, module), "__init__")
 
-    def _wrap_looks(self) -> None:
-        for name in LOOKS:
-            original = getattr(os, name)
-
-            def looking(
-                path: Any,
-                *rest: Any,
-                _original: Any = original,
-                _link: bool = name in ("lstat", "readlink"),
-                _sized: bool = name in ("stat", "lstat"),
-                **options: Any,
-            ) -> Any:
-                if self._noting() and not isinstance(path, int):
-                    link = _link or not options.get("follow_symlinks", True)
-                    sized = _sized and not asks_whether(sys._getframe(1))
-                    self._quietly(self._look, path, link, sized)
-                return _original(path, *rest, **options)
-
-            setattr(os, name, looking)
-            for group in (os.supports_fd, os.supports_dir_fd, os.supports_follow_symlinks):
-                if original in group:
-                    group.add(looking)
-
-    def _look(self, path: Any, link: bool, sized: bool) -> None:
+    def look(self, path: Any, link: bool, sized: bool) -> None:
+        """Note what is at a place; also as a link, and its size, if that may be of account."""
         place = self._place(path)
         if place is None:
             return
@@ -438,8 +329,8 @@ class Tracer:
             self.notes.sizes.setdefault(place, size_of(place))
 
     def _opened(self, *arguments: Any) -> None:
-        if self._noting():
-            self._quietly(self._read_natively, *arguments)
+        if self.noting():
+            self.quietly(self._read_natively, *arguments)
 
     def _blinded(self, why: str) -> None:
         self.blind = why
@@ -452,71 +343,7 @@ class Tracer:
             if os.path.isfile(place):
                 self._read(place, callers())
             elif not number:
-                self._look(one, link=False, sized=False)
-
-    def _wrap_clocks(self) -> None:
-        for name in _CLOCKS:
-            self._wrap(time, name, "reads the clock", directly=True)
-        for name, needed in _CALENDARS.items():
-            self._wrap(time, name, "reads the clock", directly=True, unless=needed)
-        for name in _MACHINE:
-            if hasattr(os, name):
-                self._wrap(os, name, f"asks for `os.{name}`", self._question)
-
-    def _wrap_chance(self) -> None:
-        """Note what draws on the system; the shared generators are started by us."""
-        for name in ("urandom", "getrandom"):
-            self._wrap(os, name, "draws random bytes", self._draw)
-        random._urandom = os.urandom  # type: ignore[attr-defined]
-        seed = random.Random.seed
-        tracer = self
-
-        def seeding(generator: random.Random, a: Any = None, version: int = 2) -> None:
-            if a is None and tracer._noting():
-                tracer._quietly(tracer._deed, "uses a random generator without a seed")
-            seed(generator, a, version)
-
-        random.Random.seed = seeding  # type: ignore[method-assign, assignment]
-        random.seed = random._inst.seed
-
-        def loading(execute: Callable[[Any], None], module: Any) -> None:
-            """Give numpy's shared generator its canonical state as soon as there is one."""
-            with self.seeding():
-                execute(module)
-                module.seed(0)
-
-        sys.meta_path.insert(0, Loading({"numpy.random.mtrand": loading}))
-
-    def _wrap(
-        self,
-        module: Any,
-        name: str,
-        what: str,
-        note: Callable[[str], None] | None = None,
-        *,
-        directly: bool = False,
-        unless: int | None = None,
-    ) -> None:
-        """Note calls of a function.
-
-        `directly` leaves out the interpreter's own library, whose threads and logs read clocks;
-        `unless` is the number of arguments above which the call is one of mere arithmetic.
-        """
-        original = getattr(module, name)
-        note = note or self._deed
-
-        def wrapped(*arguments: Any, **options: Any) -> Any:
-            if self._noting() and (unless is None or len(arguments) <= unless):
-                file = sys._getframe(1).f_code.co_filename
-                if not directly or not (of_python(file) or file.startswith("<frozen")):
-                    self._quietly(note, what)
-            return original(*arguments, **options)
-
-        wrapped.__name__ = name
-        setattr(module, name, wrapped)
-
-    def _noting(self) -> bool:
-        return self.active and not getattr(self._inside, "busy", False)
+                self.look(one, link=False, sized=False)
 
 
 def reads_clock(code: CodeType) -> bool:

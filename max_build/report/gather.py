@@ -13,7 +13,8 @@ from importlib import metadata
 
 import msgspec
 
-from max_build.compilers import elf
+from max_build.compilers.elf_headers import AMDGPU, CUDA
+from max_build.compilers.mef import CODE, Image, read_code
 from max_build.config import Settings
 from max_build.errors import MaxBuildError, StoreError
 from max_build.record import Record, decode
@@ -140,7 +141,7 @@ def _report(
     kernels: list[Kernel] = []
     unread: list[str] = []
     for position, (record, unit, used) in enumerate(records):
-        images: list[elf.Image] = []
+        images: list[Image] = []
         if position < _KERNEL_RECORDS:
             try:
                 images = list(_images(cache, record))
@@ -199,20 +200,14 @@ def _records(cache: Cache, notes: list[str]) -> Iterator[tuple[Record, float]]:
         notes.append(f"{damaged} entries are damaged; `max-build verify` removes them.")
 
 
-def _images(cache: Cache, record: Record) -> Iterator[elf.Image]:
+def _images(cache: Cache, record: Record) -> Iterator[Image]:
     """Every piece of machine code in the artifact."""
     for blob in record.blobs:
-        if blob.role not in ("mef", "cubin"):
-            continue
-        data = cache.path(blob).read_bytes()
-        if blob.role == "mef":
-            yield from elf.read_mef(data)
-        else:
-            cubin = elf.read_cubin(data)
-            yield elf.Image(0, len(data), elf.CUDA, cubin.arch, cubin.kernels)
+        if blob.role in CODE:
+            yield from read_code(cache.path(blob).read_bytes(), blob.role)
 
 
-def _kernels(record: Record, unit: str, images: Iterable[elf.Image]) -> Iterator[Kernel]:
+def _kernels(record: Record, unit: str, images: Iterable[Image]) -> Iterator[Kernel]:
     sources = {kernel.lowered: name for name, kernel in record.kernels.items()}
     for image in images:
         for kernel in image.kernels:
@@ -230,10 +225,10 @@ def _kernels(record: Record, unit: str, images: Iterable[elf.Image]) -> Iterator
             )
 
 
-def _artifact(record: Record, unit: str, images: Iterable[elf.Image], used: float) -> Artifact:
+def _artifact(record: Record, unit: str, images: Iterable[Image], used: float) -> Artifact:
     host = device = 0
     for image in images:
-        if image.machine in (elf.CUDA, elf.AMDGPU):
+        if image.machine in (CUDA, AMDGPU):
             device += image.size
         else:
             host += image.size

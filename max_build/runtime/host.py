@@ -1,4 +1,4 @@
-"""Whether this CPU runs host code compiled for a baseline."""
+"""What this machine's CPU is, and whether it runs host code compiled for a baseline."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ import functools
 import platform
 from pathlib import Path
 
-__all__ = ["missing_features"]
+from max_build.key import digest
+
+__all__ = ["missing_features", "processor"]
 
 # x86-64 psABI, "Micro-Architecture Levels", in the names of /proc/cpuinfo; each includes the last.
 _V2 = frozenset("cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3".split())
 _V3 = _V2 | frozenset("abm avx avx2 bmi1 bmi2 f16c fma movbe xsave".split())
 _V4 = _V3 | frozenset("avx512bw avx512cd avx512dq avx512f avx512vl".split())
 _LEVELS = {"x86-64": frozenset[str](), "x86-64-v2": _V2, "x86-64-v3": _V3, "x86-64-v4": _V4}
+# What tells one CPU from another, in the names of /proc/cpuinfo on x86-64 and on ARM.
+_TELLS = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "flags",
+    "cpu implementer",
+    "cpu part",
+    "features",
+)
+
+
+@functools.cache
+def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Digest of what this machine's CPU is and can do; empty where that cannot be told."""
+    rows: dict[str, str] = {}
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip().lower() in _TELLS:
+            rows.setdefault(name.strip().lower(), " ".join(sorted(value.split())))
+    return digest(repr(sorted(rows.items())).encode())[:16] if rows else ""
 
 
 @functools.cache

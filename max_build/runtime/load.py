@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -15,7 +14,7 @@ from max_build.manifest import WeightRules
 from max_build.runtime import locate
 from max_build.runtime.graph import Model, initialise
 from max_build.runtime.select import Choice, choose, this_machine
-from max_build.runtime.stale import current
+from max_build.runtime.stale import refreshed
 
 if TYPE_CHECKING:
     from max_build.weights import Weights
@@ -73,15 +72,9 @@ def load(
     WeightsError
         If weights are missing or do not fit the graph, every mismatch at once.
     """
-    installed = locate.find(package)
-    name, found = installed.manifest.unit(unit)
-    if found.kind != "graph":
-        message = f"`{name}` is a kernel module, not a graph"
-        raise LoadError(message, hint=f'`max_build.load_kernels("{package}", "{name}")` loads it')
+    installed, name, found = locate.find_unit(package, unit, "graph")
     choice = choose(name, found.targets, this_machine(), device)
-    if installed.project is not None:
-        record = current(installed.project, name, str(choice.target), choice.record)
-        choice = dataclasses.replace(choice, record=record)
+    choice = refreshed(installed, name, choice)
     blob = choice.record.blob("mef")
     if blob is None:
         message = f"the record of `{name}` for `{choice.target}` names no artifact of a graph"

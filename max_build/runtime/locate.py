@@ -13,15 +13,16 @@ import os
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from max_build import manifest as manifests
 from max_build.errors import LoadError, MaxBuildError, NotBuiltError, WeightsError
 from max_build.key import digest
-from max_build.manifest import Manifest
+from max_build.manifest import Manifest, ManifestUnit
 from max_build.record import Blob
 
-__all__ = ["Installed", "find", "is_project", "weights_path"]
+__all__ = ["Installed", "check_kind", "find", "find_unit", "is_project", "weights_path"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,37 @@ def find(source: str | Path) -> Installed:
     except OSError as error:
         message = f"package `{source}` cannot be read: {error}"
         raise LoadError(message) from error
+
+
+def find_unit(
+    package: str | Path, unit: str | None, kind: Literal["graph", "kernel"]
+) -> tuple[Installed, str, ManifestUnit]:
+    """The manifest that has a unit, the unit's name and what the manifest says of it.
+
+    Raises
+    ------
+    NotBuiltError
+        As `find`.
+    LoadError
+        As `find`; if there is no such unit, or it is of the other kind.
+    """
+    installed = find(package)
+    name, found = installed.manifest.unit(unit)
+    other = "load_kernels" if kind == "graph" else "load"
+    hint = f'`max_build.{other}("{package}", "{name}")` loads it'
+    check_kind(name, found.kind, kind, hint=hint)
+    return installed, name, found
+
+
+def check_kind(unit: str, kind: str, wanted: Literal["graph", "kernel"], hint: str = "") -> None:
+    """Raise `LoadError` unless a unit is of the kind that is wanted."""
+    if kind == wanted:
+        return
+    if wanted == "graph":
+        message = f"`{unit}` is a kernel module, not a graph"
+    else:
+        message = f"`{unit}` is a graph, not a kernel module"
+    raise LoadError(message, hint=hint)
 
 
 def is_project(folder: Path) -> bool:

@@ -1,7 +1,6 @@
 """The cache under `max.engine.InferenceSession`: look up before a compile, publish after one.
 
-The key is made as for a declared graph, of the graph's canonical text and the compiler, plus what
-the session holds. What cannot be keyed goes on to MAX as if we were not there, and so does
+What cannot be keyed (see `session_keys`) goes on to MAX as if we were not there, and so does
 everything once anything of ours fails.
 """
 
@@ -16,45 +15,32 @@ import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from max_build import distributions
-from max_build.compilers.max_graph import DISTRIBUTIONS, MaxCompiler, foreign_parts, signature
-from max_build.compilers.mojo_libraries import Libraries, tree_digest
+from max_build.compilers.max_graph import signature
 from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
+from max_build.runtime.session_keys import (
+    Held,
+    Pass,
+    asked_for,
+    note_environment,
+    noting_sources,
+    paths,
+    sessions,
+)
 from max_build.runtime.transparent import HOST, PROJECT, VERBOSE
 
-__all__ = ["counts", "patch", "processor"]
+__all__ = ["counts", "patch"]
 
 counts: Counter[str] = Counter()
 """What this process did: `cached`, `compiled`, and `passed: <why>` for what was left to MAX."""
 
 _IR_LIMIT = 4 << 20
-# Settings that make a compile write files, or stop it: they want it to happen.
-_EFFECTS = ("ir_output_dir", "pre_jit")
-
-
-class _Pass(Exception):  # noqa: N818 - no error: MAX compiles as it would
-    """Why a graph is left to MAX."""
-
-
-def _pass(reason: str) -> NoReturn:
-    raise _Pass(reason)
-
-
-@dataclass(slots=True)
-class _Held:
-    """What a session was given that reaches its compiles."""
-
-    defines: dict[str, str] = field(default_factory=dict)
-    extensions: list[Path] = field(default_factory=list)
-    threads: str = "0"
 
 
 @dataclass(slots=True)
@@ -68,10 +54,7 @@ class _Asked:
     signature: dict[str, Any] = field(default_factory=dict)
 
 
-_sessions: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
-_built: dict[str, str] = {}
 _lock = threading.RLock()
-_imported_with: dict[str, str] = {}
 
 
 def patch() -> None:
@@ -90,10 +73,10 @@ def patch() -> None:
         return
     if host := os.environ.get(HOST):
         driver.set_virtual_cpu_target(host)
-    _imported_with.update(MaxCompiler().ambient(os.environ))
+    note_environment()
     for module in (graphs, api):
         build = module._build_mojo_source_package
-        module._build_mojo_source_package = functools.partial(_noting_sources, build)
+        module._build_mojo_source_package = functools.partial(noting_sources, build)
     session = api.InferenceSession
     session.__init__ = _holding(session.__init__)
     session._set_mojo_define = _defining(session._set_mojo_define)
@@ -132,8 +115,8 @@ def _holding(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         bound = inspect.signature(original).bind(self, *arguments, **options).arguments
-        _sessions[self] = _Held(
-            extensions=_paths(bound.get("custom_extensions")),
+        sessions[self] = Held(
+            extensions=paths(bound.get("custom_extensions")),
             threads=str(bound.get("num_threads") or 0),
         )
         original(self, *arguments, **options)
@@ -145,30 +128,10 @@ def _defining(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def set_define(self: Any, key: str, value: Any) -> None:
         original(self, key, value)
-        if self in _sessions:
-            _sessions[self].defines[key] = f"{type(value).__name__} {value}"
+        if self in sessions:
+            sessions[self].defines[key] = value
 
     return set_define
-
-
-def _noting_sources(build: Callable[[Path], Path], path: Path) -> Path:
-    """Build a Mojo library and note what it was built from, if that stood still meanwhile."""
-    before = tree_digest(Path(path))
-    compiled = build(path)
-    with _lock:
-        if tree_digest(Path(path)) == before:
-            _built[str(compiled)] = before
-        else:
-            _built.pop(str(compiled), None)
-    return compiled
-
-
-def _paths(extensions: Any) -> list[Path]:
-    if extensions is None:
-        return []
-    if isinstance(extensions, str | os.PathLike):
-        return [Path(extensions)]
-    return [Path(one) for one in extensions]
 
 
 # --- around a compile
@@ -185,12 +148,12 @@ def _cached(original: Callable[..., Any]) -> Callable[..., Any]:
         }
         asked: _Asked | None = None
         try:
-            asked = _ask(self, model, custom_extensions, tile_based_fusion)
+            asked = _Asked(*asked_for(self, model, custom_extensions, tile_based_fusion))
             if (found := _hit(self, model, asked)) is not None:
                 counts["cached"] += 1
                 return found
             _describe(asked, model)
-        except _Pass as reason:
+        except Pass as reason:
             counts[f"passed: {reason}"] += 1
         except Exception as error:  # noqa: BLE001 - see the module
             counts[f"passed: {type(error).__name__}: {error}"] += 1
@@ -226,140 +189,6 @@ def _publishing_late(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, compiled, **options)
 
     return init_all
-
-
-def _ask(session: Any, model: Any, extensions: Any, tiled: bool) -> _Asked:
-    """The components of a compile, or `_Pass`."""
-    from max.engine import api
-
-    if isinstance(model, str | os.PathLike):
-        _pass("it is compiled already")
-    if not isinstance(model, api.Graph | api.Module):
-        _pass("it is no graph")
-    if session not in _sessions:
-        _pass("its session was made before `max-build run` could see it")
-    if getattr(model, "_max_build_compiled", False):
-        _pass("MAX has compiled this object before, which changes it")
-    debug = _debug(session)
-    held = _sessions[session]
-    module = model.module if isinstance(model, api.Graph) else model
-    with _lock:
-        libraries = Libraries(seen=dict(_built))
-    named = set(libraries.seen)
-    text = libraries.without_paths(module.mlir_module.asm()).encode()
-    if isinstance(model, api.Graph):
-        libraries = _only_named(libraries, model.kernel_libraries_paths, named)
-    environment = MaxCompiler().ambient(os.environ)
-    if foreign := foreign_parts(os.environ):
-        _pass(foreign)
-    options = {
-        "threads": held.threads,
-        "devices": _devices(session),
-        **{f"define.{name}": value for name, value in held.defines.items()},
-        **{f"debug.{name}": value for name, value in debug.items()},
-    }
-    if tiled:
-        options["tile-based-fusion"] = "true"
-    if environment != _imported_with:
-        options["imported-with"] = digest(repr(sorted(_imported_with.items())).encode())
-    target, host, virtual = _machine(session)
-    components = Components(
-        compiler=distributions.identities(DISTRIBUTIONS),
-        target=target,
-        host=host,
-        options={**options, **virtual},
-        sources={"ir": digest(text)},
-        dependencies={
-            **libraries.digests(),
-            **_extensions("session", held.extensions),
-            **_extensions("compile", _paths(extensions)),
-        },
-        environment=environment,
-    )
-    return _Asked(components, text)
-
-
-def _only_named(libraries: Libraries, paths: Any, built: set[str]) -> Libraries:
-    """The digests of a graph's libraries, and of no other that this process built."""
-    seen = {}
-    for path in map(str, paths):
-        if path not in built and not os.path.isfile(path):
-            _pass(f"kernel library `{os.path.basename(path)}` cannot be read")
-        seen[path] = libraries.digest_of(path)
-    return Libraries(seen=seen)
-
-
-def _extensions(label: str, paths: list[Path]) -> dict[str, str]:
-    found = {}
-    for n, path in enumerate(paths, 1):
-        if not path.exists():
-            _pass(f"custom extension `{path.name}` cannot be read")
-        found[f"{label}.extension.{n}"] = tree_digest(path)
-    return found
-
-
-def _debug(session: Any) -> dict[str, str]:
-    from max_build.compilers.max_graph import debug_settings
-
-    found = debug_settings(session.debug)
-    for name in _EFFECTS:
-        if found.get(name):
-            _pass(f"`InferenceSession.debug.{name}` is set")
-    if any("DUMP" in name for name in _sessions[session].defines):
-        _pass("a dump of the code was asked for")
-    return found
-
-
-def _devices(session: Any) -> str:
-    return ",".join(sorted(_device(one) for one in session.devices))
-
-
-def _device(device: Any) -> str:
-    if device.label == "cpu":
-        return "cpu"
-    return f"{device.label} {device.api} {device.architecture_name}"
-
-
-def _machine(session: Any) -> tuple[str, str, dict[str, str]]:
-    """Target, host baseline, and the virtual devices that stand in for real ones."""
-    from max import driver
-
-    host = driver.get_virtual_cpu_target() or f"this {processor()}"
-    virtual: dict[str, str] = {}
-    target = "cpu"
-    if driver.is_virtual_device_mode():
-        target = driver.get_virtual_device_target_arch() or "cpu"
-        virtual["virtual"] = (
-            f"{driver.get_virtual_device_api()} {driver.get_virtual_device_count()}"
-        )
-    else:
-        for device in session.devices:
-            if device.label != "cpu":
-                target = device.architecture_name
-    return target, host, virtual
-
-
-@functools.cache
-def processor() -> str:
-    """Digest of what this machine's CPU is and can do."""
-    wanted = (
-        "vendor_id",
-        "cpu family",
-        "model",
-        "flags",
-        "cpu implementer",
-        "cpu part",
-        "features",
-    )
-    rows: dict[str, str] = {}
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            name, _, value = line.partition(":")
-            if name.strip().lower() in wanted:
-                rows.setdefault(name.strip().lower(), " ".join(sorted(value.split())))
-    if not rows:
-        _pass("what CPU this is cannot be told")
-    return digest(repr(sorted(rows.items())).encode())[:16]
 
 
 def _mark(model: Any) -> None:

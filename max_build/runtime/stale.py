@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import warnings
 from pathlib import Path
@@ -9,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from max_build.errors import LoadError, MaxBuildError, ToolchainError
 from max_build.record import Record
-from max_build.runtime.locate import is_project
+from max_build.runtime.locate import Installed, is_project
 
 if TYPE_CHECKING:
     from max_build.config import Settings, Unit
     from max_build.key import Components
+    from max_build.runtime.select import Choice
     from max_build.store import Cache
     from max_build.target import Target
 
-__all__ = ["VARIABLE", "StaleWarning", "current"]
+__all__ = ["VARIABLE", "StaleWarning", "current", "refreshed"]
 
 VARIABLE = "MAX_BUILD_STALE"
 """`error`, `warn` (the default), `build` or `ignore`."""
@@ -27,6 +29,14 @@ _MODES = ("error", "warn", "build", "ignore")
 
 class StaleWarning(UserWarning):
     """An artifact that is loaded was compiled from other sources than lie there now."""
+
+
+def refreshed(installed: Installed, unit: str, choice: Choice) -> Choice:
+    """What was chosen, with the record to load: see `current`."""
+    if installed.project is None:
+        return choice
+    record = current(installed.project, unit, str(choice.target), choice.record)
+    return dataclasses.replace(choice, record=record)
 
 
 def current(project: Path, unit: str, target: str, record: Record) -> Record:
@@ -69,7 +79,8 @@ def _told(mode: str, project: Path, unit: str, target: str, why: str, record: Re
     hint = f"run `max-build build` in `{project}` and install it again, or set `{VARIABLE}=build`"
     if mode == "error":
         raise LoadError(message, hint=hint)
-    warnings.warn(f"{message}\n\nhint: {hint}", StaleWarning, stacklevel=4)
+    # at the call of `load` or `load_kernels`, which goes through `refreshed` and `current`
+    warnings.warn(f"{message}\n\nhint: {hint}", StaleWarning, stacklevel=5)
     return record
 
 

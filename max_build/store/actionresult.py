@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
-from max_build.key import parsed
-from max_build.store.entry import unseal
+from max_build.store.entry import Named, named_blobs, unseal
 
 __all__ = ["decode", "encode"]
 
@@ -20,25 +17,11 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _OUTPUT_FILES, _STDOUT_RAW = 2, 5
 
 
-class _Blob(msgspec.Struct):
-    role: str
-    digest: str
-    size: int
-
-
-class _Blobs(msgspec.Struct):
-    blobs: list[_Blob] = []
-
-
-_READ = msgspec.json.Decoder(_Blobs)
-
-
 def encode(entry: bytes) -> bytes:
     """Wrap an entry, naming the blobs of the record in it."""
-    found = parsed(unseal(entry).payload, _READ)
     files = b"".join(
         _field(_OUTPUT_FILES, _output(f"{number}.{blob.role}", blob))
-        for number, blob in enumerate(found.blobs)
+        for number, blob in enumerate(named_blobs(unseal(entry).payload))
     )
     return files + _field(_STDOUT_RAW, entry)
 
@@ -58,7 +41,7 @@ def decode(data: bytes) -> bytes:
     raise ValueError(message)
 
 
-def _output(path: str, blob: _Blob) -> bytes:
+def _output(path: str, blob: Named) -> bytes:
     size = _varint(2 << 3 | _VARINT) + _varint(blob.size) if blob.size else b""
     return _field(1, path.encode()) + _field(2, _field(1, blob.digest.encode()) + size)
 

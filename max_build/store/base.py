@@ -16,6 +16,7 @@ from max_build.errors import StoreError
 __all__ = [
     "CHUNK",
     "ENTRY_LIMIT",
+    "LARGEST",
     "PIECE",
     "SLOWEST",
     "Item",
@@ -26,7 +27,6 @@ __all__ = [
     "SinkError",
     "Store",
     "fault_of",
-    "kind_of",
 ]
 
 Kind = Literal["ac", "cas"]
@@ -43,6 +43,9 @@ SLOWEST = 256 << 10
 
 ENTRY_LIMIT = 4 << 20
 """An entry is small text; whatever is larger than this is not one."""
+
+LARGEST = ENTRY_LIMIT - (64 << 10)
+"""What is written as one: a server's form of it takes some more."""
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -216,11 +219,7 @@ _KINDS = {
 }
 
 
-def kind_of(error: OSError) -> str:
-    """The counted kind of an operating-system error."""
-    return _KINDS.get(error.errno or 0, "io")
-
-
 def fault_of(error: OSError, what: str) -> StoreError:
     """The `StoreError` for an operating-system error at `what`."""
-    return StoreError(f"{what}: {error.strerror or error}", kind=kind_of(error))
+    kind = _KINDS.get(error.errno or 0, "io")
+    return StoreError(f"{what}: {error.strerror or error}", kind=kind)

@@ -6,19 +6,21 @@ A tar file, zstd-compressed, with the names of a directory: `cas/<2>/<sha256>` (
 
 from __future__ import annotations
 
-import contextlib
 import io
 import re
 import tarfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
+from shutil import copyfileobj
 from typing import IO, Self
 
 import msgspec
 
+from max_build.atomic import replacing
 from max_build.errors import StoreError
 from max_build.record import Blob, decode
-from max_build.store.base import CHUNK, ENTRY_LIMIT, Sink
+from max_build.store.base import CHUNK, ENTRY_LIMIT
 from max_build.store.cache import Cache
 from max_build.store.compress import open_packed
 from max_build.store.entry import holds_recipes, unseal
@@ -32,7 +34,7 @@ _MEMBER = re.compile(r"(ac|cas)/([0-9a-f]{2})/(\2[0-9a-f]{62})\Z")
 class Carried(msgspec.Struct, frozen=True):
     """What a bundle holds, or what of it was taken; and why the rest was not."""
 
-    records: int
+    entries: int
     blobs: int
     refused: tuple[str, ...] = ()
 
@@ -56,23 +58,22 @@ def pack(cache: Cache, keys: Iterable[str], path: Path) -> Carried:
         entries[key] = data
         if not holds_recipes(payload):
             blobs.update((blob.digest, blob) for blob in decode(payload, key).blobs)
-    temp = path.with_name(path.name + ".tmp")
     try:
-        with open_packed(temp, "wb") as out, tarfile.open(fileobj=out, mode="w|") as tar:
+        with (
+            replacing(path) as packed,
+            open_packed(packed, "wb") as out,
+            tarfile.open(fileobj=out, mode="w|") as tar,
+        ):
             for digest, blob in sorted(blobs.items()):
                 with cache.path(blob).open("rb") as file:
                     _add(tar, f"cas/{digest[:2]}/{digest}", blob.size, file)
             for key, data in entries.items():
                 _add(tar, f"ac/{key[:2]}/{key}", len(data), io.BytesIO(data))
-        temp.replace(path)
     except OSError as error:
         if isinstance(error, StoreError):
             raise
         message = f"bundle `{path}` cannot be written: {error.strerror or error}"
         raise StoreError(message) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temp.unlink()
     return Carried(len(entries), len(blobs))
 
 
@@ -96,7 +97,8 @@ def unpack(cache: Cache, path: Path) -> Carried:
         ):
             for member in tar:
                 match = _MEMBER.match(member.name)
-                content = tar.extractfile(member) if match and member.isreg() else None
+                plain = member.isreg() and not member.issparse()  # holes cost nothing to pack
+                content = tar.extractfile(member) if match and plain else None
                 if match is None or content is None:
                     refused.append(f"{member.name[:80]!r} is no name of a bundle")
                 elif match[1] == "ac":
@@ -106,8 +108,7 @@ def unpack(cache: Cache, path: Path) -> Carried:
                 else:
                     blob = Blob(role="mef", digest=match[3], size=member.size)
                     try:
-                        cache.local.keep(blob, lambda sink, content=content: _pour(content, sink))  # type: ignore[misc]
-                        blobs += 1
+                        blobs += cache.local.keep(blob, partial(copyfileobj, content, length=CHUNK))
                     except StoreError as error:
                         refused.append(error.message)
     except (OSError, EOFError, ValueError, tarfile.TarError) as error:  # tarfile raises them all
@@ -135,8 +136,3 @@ def _add(tar: tarfile.TarFile, name: str, size: int, file: IO[bytes]) -> None:
     info.size = size
     info.mode = 0o444
     tar.addfile(info, file)
-
-
-def _pour(content: IO[bytes], sink: Sink) -> None:
-    while chunk := content.read(CHUNK):
-        sink.write(chunk)

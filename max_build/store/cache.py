@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ import msgspec
 
 from max_build.errors import StoreError
 from max_build.record import Blob, Record, decode, encode
+from max_build.store.amounts import show_size
 from max_build.store.answer import Hit, Miss, NoGoodError
-from max_build.store.base import CHUNK, Sink, fault_of
+from max_build.store.base import CHUNK, LARGEST, Sink, fault_of
 from max_build.store.entry import holds_recipes, seal, unseal, unseal_recipes
 from max_build.store.index import Memo
 from max_build.store.journal import Journal
@@ -25,10 +27,11 @@ from max_build.store.stats import save
 from max_build.store.tiers import Tier
 from max_build.store.trust import Signer, Verifier
 
-__all__ = ["Cache", "Hit", "Miss"]
+__all__ = ["NOT_KEPT", "Cache", "Hit", "Miss"]
 
 _PER_UNIT = 16
 _ROOM_EVERY = 3600.0
+NOT_KEPT = "the local directory cannot be written, or is full"
 
 
 class Cache:
@@ -61,26 +64,29 @@ class Cache:
         self._reader = Reader(local, self.outer, verifier, journal)
         self._recipes = Recipes(local, self.outer, self._reader, signer, journal.note)
         self._signer = signer
-        self._published = 0
 
     # --- look up
 
-    def lookup(self, key: str, *, fetch: bool = True, again: bool = False) -> Hit | Miss:
+    def lookup(self, key: str, *, fetch: bool = True, count_miss: bool = True) -> Hit | Miss:
         """Find the record of `key` in the nearest tier that has it whole.
 
         With `fetch`, its blobs are in the local tier and verified when this returns, so that
         `path` gives them; nearer tiers have been given what they lacked. Without, nothing is
         read but the record, written or counted.
 
-        With `again`, a miss is not counted: the caller will look again before it compiles.
+        With `count_miss=False` a miss is left out: the caller looks again before it compiles.
         """
         found = self._lookup(key, fetch=fetch)
         if fetch:
             if isinstance(found, Hit):
                 self.stats.hit(found.tier, found.record.seconds)
-            elif not again:
+            elif count_miss:
                 self.stats.miss(found.reason)
         return found
+
+    def fetch(self, key: str) -> Hit | Miss:
+        """As `lookup`, for nobody who would compile: neither a hit nor a miss is counted."""
+        return self._lookup(key, fetch=True)
 
     def path(self, blob: Blob) -> Path:
         """The local file of a blob, verified; brought from an outer tier if it is not here.
@@ -103,21 +109,21 @@ class Cache:
     def _lookup(self, key: str, *, fetch: bool) -> Hit | Miss:
         miss = Miss("absent")
         try:
-            record = self._reader.here(key, fetch=fetch)
+            hit = self._reader.here(key, fetch=fetch)
         except NoGoodError as error:
             miss = error.miss
         else:
-            if isinstance(record, Hit):
-                return record
+            if hit is not None:
+                return hit
         for position, tier in enumerate(self.outer):
             try:
-                record = self._from_outer(tier, key, self.outer[:position], fetch=fetch)
+                hit = self._from_outer(tier, key, self.outer[:position], fetch=fetch)
             except NoGoodError as error:
                 if miss.reason == "absent":
                     miss = error.miss
             else:
-                if isinstance(record, Hit):
-                    return record
+                if hit is not None:
+                    return hit
         return miss
 
     def _from_outer(
@@ -157,8 +163,14 @@ class Cache:
             self._take(blob, files.get(blob.digest))
         payload = encode(record)
         data = seal(payload, self._signer.sign(record.key, payload) if self._signer else None)
+        if len(data) > LARGEST:
+            message = (
+                f"record of key {record.key[:12]} (`{record.unit}`) is not kept: it takes "
+                f"{show_size(len(data))}, and an entry {show_size(LARGEST)} at most"
+            )
+            self._note("local", StoreError(message, kind="full"))
+            return
         self.local.put_entry(record.key, data, record.blobs)
-        self._published += 1
         self._remember(record)
         for tier in self.outer:
             self._offer(tier, record, data)
@@ -191,24 +203,38 @@ class Cache:
             raise StoreError(message, kind="missing")
         self.local.keep(blob, lambda sink: _pour(content, sink))
 
-    def _offer(self, tier: Tier, record: Record, data: bytes) -> bool:
-        """Give an outer tier what it lacks: blobs, then the entry. False if that failed."""
+    def _offer(self, tier: Tier, record: Record, data: bytes) -> str:
+        """Give an outer tier what it lacks: blobs, then the entry. The kind of what failed."""
         if not tier.writable:
-            return False
+            return "closed"
+        self._warn_of_distrust(tier, record.key, data)
         try:
             for blob in record.blobs:
                 sent = tier.send(blob, self.path(blob))
                 self.stats.moved(tier.label, sent=sent)
-            if not tier.put_entry(record.key, data, replace=False) and not self._reader.good(
-                tier, record.key
+            if not (
+                tier.put_entry(record.key, data, replace=False)
+                or self._reader.good(tier, record.key)
+                or tier.put_entry(record.key, data, replace=True)
             ):
-                tier.put_entry(record.key, data, replace=True)
-        except StoreError:
-            return False  # noted where it happened
+                message = f"{tier.label} cache did not take the entry of key {record.key[:12]}"
+                fault = StoreError(message, kind="server")
+                self._note(tier.label, fault)
+                return fault.kind
+        except StoreError as error:
+            return error.kind  # noted where it happened
         except OSError as error:  # of the local file
-            self._note("local", fault_of(error, f"local cache, key {record.key[:12]}"))
-            return False
-        return True
+            fault = fault_of(error, f"local cache, key {record.key[:12]}")
+            self._note("local", fault)
+            return fault.kind
+        return ""
+
+    def _warn_of_distrust(self, tier: Tier, key: str, data: bytes) -> None:
+        """Tell once that what is given to a tier will be a miss for all who read it."""
+        if tier.trust == "require" and self._verifier.objection(key, unseal(data)):
+            what = "signed by no key of `public-keys`" if self._signer else "unsigned"
+            message = f"{tier.label} cache: key {key[:12]} is {what}: a miss for everybody"
+            self._note(tier.label, StoreError(message, kind="unsigned"))
 
     def adopt(self, key: str, data: bytes) -> str:
         """Take an entry that was carried here, whose blobs the local tier has by now.
@@ -225,14 +251,14 @@ class Cache:
                 return f"key {key[:12]}: {reason}"
             if holds_recipes(sealed.payload):
                 unseal_recipes(key, sealed.payload)
-                self.local.put_entry(key, data)
-                return ""
+                return "" if self.local.put_entry(key, data) else f"key {key[:12]}: {NOT_KEPT}"
             record = decode(sealed.payload, key)
             for blob in record.blobs:
                 self.local.file(blob)
         except (StoreError, ValueError) as error:
             return f"key {key[:12]}: {error}"
-        self.local.put_entry(key, data, record.blobs)
+        if not self.local.put_entry(key, data, record.blobs):
+            return f"key {key[:12]}: {NOT_KEPT}"
         self._remember(record)
         return ""
 
@@ -250,15 +276,24 @@ class Cache:
                 return "it is not in the local cache"
             sealed = unseal(data)
             record = decode(sealed.payload, key)
-            if self._signer is not None:
+            if self._signer is not None and not self._recipes.may_sign(key, sealed):
+                message = (
+                    f"key {key[:12]} is pushed without our signature: it was not compiled "
+                    "with it, and came without one of a key in `public-keys`"
+                )
+                self._note("local", StoreError(message, kind="unsigned"))
+            elif self._signer is not None:
                 signatures = {**sealed.signatures, **self._signer.sign(key, sealed.payload)}
                 data = seal(sealed.payload, signatures)
             for blob in record.blobs:
                 self.local.file(blob)
         except (StoreError, ValueError) as error:
             return str(error)
-        given = [self._offer(tier, record, data) for tier in self.outer if tier.writable]
-        return "" if all(given) else "a tier did not take it"
+        tiers = [tier for tier in self.outer if tier.store.writable]
+        refused = [(tier.label, self._offer(tier, record, data)) for tier in tiers]
+        return "; ".join(
+            f"the {tier} cache did not take it ({why})" for tier, why in refused if why
+        )
 
     # --- one compile at a time
 
@@ -347,7 +382,7 @@ class Cache:
     def _make_room(self) -> None:
         """Hold the local directory to its size, about once an hour, after something was added."""
         store = self.local.store
-        if store is None or not store.writable or not self._published:
+        if store is None or not store.writable or not self.local.grown:
             return
         stamp = store.root / "collected"
         with contextlib.suppress(OSError, StoreError):
@@ -375,8 +410,7 @@ def _pour(content: Path | bytes, sink: Sink) -> None:
         message = f"`{content}` cannot be read: {error.strerror}"
         raise StoreError(message, kind="missing") from error
     with file:
-        while chunk := file.read(CHUNK):
-            sink.write(chunk)
+        shutil.copyfileobj(file, sink, CHUNK)
 
 
 def _keys(data: bytes | None) -> list[str]:

@@ -14,16 +14,16 @@ from typing import Any, BinaryIO, Literal
 from max_build.errors import StoreError
 from max_build.store.base import CHUNK, Output, Sink
 
-__all__ = ["LEVEL", "Inflater", "deflate", "deflated", "open_packed"]
+__all__ = ["Inflater", "deflate", "deflated", "open_packed"]
 
-LEVEL = 3
-"""MAX artifacts shrink tenfold at level 3; higher ones cost more time than they save bytes."""
+# MAX artifacts shrink tenfold at level 3; higher ones cost more time than they save bytes.
+_LEVEL = 3
 
 
 def deflate(source: BinaryIO, target: Output) -> None:
     """Write `source` to `target` as one zstd frame, a chunk at a time."""
     zstd = _zstd()
-    packer = zstd.ZstdCompressor(level=LEVEL)
+    packer = zstd.ZstdCompressor(level=_LEVEL)
     while chunk := source.read(CHUNK):
         target.write(packer.compress(chunk))
     target.write(packer.flush())
@@ -32,7 +32,7 @@ def deflate(source: BinaryIO, target: Output) -> None:
 def deflated(source: BinaryIO, part: int) -> Iterator[bytes]:
     """The zstd frame of `source` in pieces of at least `part` bytes, but for the last."""
     zstd = _zstd()
-    packer = zstd.ZstdCompressor(level=LEVEL)
+    packer = zstd.ZstdCompressor(level=_LEVEL)
     held = bytearray()
     while chunk := source.read(CHUNK):
         held += packer.compress(chunk)
@@ -91,8 +91,8 @@ class Inflater:
 
 
 @contextlib.contextmanager
-def open_packed(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
-    """Open a zstd-compressed file.
+def open_packed(file: Path | BinaryIO, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
+    """Open a zstd-compressed file, given by its path or open already, and then left so.
 
     Raises
     ------
@@ -101,10 +101,10 @@ def open_packed(path: Path, mode: Literal["rb", "wb"]) -> Iterator[BinaryIO]:
     """
     zstd = _zstd()
     try:
-        with zstd.open(path, mode) as file:
-            yield file
+        with zstd.open(file, mode) as content:
+            yield content
     except zstd.ZstdError as error:
-        message = f"`{path}` cannot be read as zstd: {error}"
+        message = f"`{getattr(file, 'name', file)}` cannot be read as zstd: {error}"
         raise StoreError(message, kind="corrupt") from error
 
 

@@ -20,10 +20,7 @@ from max_build.errors import ConfigError, StoreError
 from max_build.store.base import SLOWEST
 from max_build.store.settings import CacheSettings
 
-__all__ = ["CLIENT_CERTIFICATE", "TOKEN_VARIABLE", "Connection", "authorization", "fault"]
-
-TOKEN_VARIABLE = "MAX_BUILD_REMOTE_TOKEN"
-"""Environment variable whose value is sent as bearer token."""
+__all__ = ["CLIENT_CERTIFICATE", "Connection", "authorization", "fault"]
 
 CLIENT_CERTIFICATE = "failed: the server wants a client certificate it trusts (`remote-cert`)"
 
@@ -136,9 +133,9 @@ def authorization(url: str) -> dict[str, str]:
     """
     if userinfo := _userinfo(url):
         return {"Authorization": _basic(userinfo)}
-    if token := os.environ.get(TOKEN_VARIABLE, "").strip():
+    if token := os.environ.get("MAX_BUILD_REMOTE_TOKEN", "").strip():
         if not (token.isascii() and token.isprintable()):
-            message = f"`{TOKEN_VARIABLE}` holds a character that is not printable ASCII"
+            message = "`MAX_BUILD_REMOTE_TOKEN` holds a character that is not printable ASCII"
             raise ConfigError(message, hint="set it to the token alone, as the server gave it")
         return {"Authorization": f"Bearer {token}"}
     from netrc import NetrcParseError, netrc

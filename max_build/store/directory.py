@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import re
+import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from typing import BinaryIO, TypeVar
 from max_build.errors import StoreError
 from max_build.store.base import (
     CHUNK,
-    ENTRY_LIMIT,
     Item,
     Kind,
     Sink,
@@ -28,17 +28,26 @@ from max_build.store.base import (
     Store,
     fault_of,
 )
+from max_build.store.files import (
+    ABSENT,
+    MAKERS,
+    Reading,
+    again,
+    names_in,
+    on_nfs3,
+    open_regular,
+    read_opened,
+    read_small,
+    scan,
+)
+from max_build.store.names import aside, new_folder, temporary
 
-__all__ = ["MAKERS", "DirectoryStore", "open_regular", "read_small", "read_whole"]
+__all__ = ["DirectoryStore"]
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a FIFO must not block
-_ABSENT = {errno.ENOENT, errno.ENOTDIR}
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
-MAKERS = 16
-"""Writers that may find the same folder missing at once."""
 
 _SYNCED = 8 << 20  # bytes
 _TOUCH_AFTER = 600.0  # well within the grace of gc, which has to see what is in use
@@ -79,7 +88,9 @@ class DirectoryStore(Store):
         self._file_mode = 0o664 if shared else 0o444
         self._last_read = ("", 0.0)  # the key and mtime of an entry; what is touched was just read
         with self._reading(root):
-            self._folder_mode = 0o2775 if shared else stat.S_IMODE(os.stat(root).st_mode) & 0o755
+            info = os.stat(root)
+        self._group = info.st_gid
+        self._folder_mode = 0o2775 if shared else stat.S_IMODE(info.st_mode) & 0o755
 
     def tag(self) -> None:
         """Mark the directory as a cache, for backup programs; do nothing where that fails."""
@@ -88,6 +99,13 @@ class DirectoryStore(Store):
             if self.writable and not path.exists():
                 with self._staged(path, replace=True) as file:
                     file.write(_TAG)
+
+    def tagged(self) -> bool:
+        """Whether it is marked as a cache of ours."""
+        try:
+            return (self.root / "CACHEDIR.TAG").read_bytes() == _TAG
+        except OSError:
+            return False
 
     def path(self, kind: Kind, name: str) -> Path:
         """Where a name lies, whether or not it does."""
@@ -115,7 +133,7 @@ class DirectoryStore(Store):
             except OSError as error:
                 if error.errno not in {errno.ENOENT, errno.ESTALE} or not left:
                     raise
-                _names(folder)  # so that an NFS client asks for it anew, and for its name
+                names_in(folder)  # so that an NFS client asks for it anew, and for its name
                 self._seen(folder)
         raise AssertionError
 
@@ -129,10 +147,10 @@ class DirectoryStore(Store):
             if opened is None:
                 return None
             self._last_read = (key, opened[1].st_mtime)
-            return _small(*opened, path)
+            return read_opened(*opened, path)
 
         with self._reading(path):
-            data = _again(read)
+            data = again(read)
             return read() if data is None and self._listed(Path(path)) else data
 
     def put_entry(self, key: str, data: bytes, *, replace: bool = False) -> bool:
@@ -172,7 +190,7 @@ class DirectoryStore(Store):
             return True
 
         with self._reading(path):
-            return _again(pour, unless=lambda: sink.count > 0)
+            return again(pour, unless=lambda: sink.count > 0)
 
     def put_blob(self, digest: str, source: BinaryIO) -> None:
         path = self.path("cas", digest)
@@ -182,16 +200,15 @@ class DirectoryStore(Store):
 
                 deflate(source, _Synced(file))
             else:
-                while chunk := source.read(CHUNK):
-                    file.write(chunk)
+                shutil.copyfileobj(source, file, CHUNK)
 
     def has_blob(self, digest: str) -> bool:
         path = self.path("cas", digest)
         with self._reading(path):
             try:
-                return stat.S_ISREG(_again(lambda: os.lstat(path)).st_mode)
+                return stat.S_ISREG(again(lambda: os.lstat(path)).st_mode)
             except OSError as error:
-                if error.errno in _ABSENT:
+                if error.errno in ABSENT:
                     return self._listed(path)
                 raise
 
@@ -207,7 +224,8 @@ class DirectoryStore(Store):
         Raises
         ------
         StoreError
-            `corrupt` if something else was poured in; another kind if it cannot be written.
+            `corrupt` if something else was poured in, `mismatch` if it is the blob and shorter;
+            another kind if it cannot be written.
         """
         path = self.path("cas", digest)
         with self._writing(path), self._staged(path, replace=True) as file:
@@ -222,7 +240,8 @@ class DirectoryStore(Store):
                 sink.cancelled = True  # whoever still writes does so for nobody
             if not sink.holds(digest):
                 message = f"{sink.count} bytes arrived that are not blob {digest[:12]}"
-                raise StoreError(message, kind="corrupt")
+                right = sink.digest() == digest  # and less than its record says
+                raise StoreError(message, kind="mismatch" if right else "corrupt")
 
     # --- leases
 
@@ -247,7 +266,7 @@ class DirectoryStore(Store):
             return f"{info.st_ino} {info.st_mtime_ns}"
 
         with self._reading(path):
-            return _again(mark)
+            return again(mark)
 
     def renew_lease(self, key: str, owner: bytes) -> None:
         path = self.root / "lease" / key
@@ -266,8 +285,8 @@ class DirectoryStore(Store):
     def list(self, kind: Kind) -> Iterator[Item]:
         top = self.root / kind
         with self._reading(top):
-            for shard in _scan(top):
-                for found in _scan(shard.path):
+            for shard in scan(top):
+                for found in scan(shard.path):
                     if not _NAME.match(found.name):
                         continue
                     try:
@@ -285,7 +304,7 @@ class DirectoryStore(Store):
             try:
                 path.unlink()
             except OSError as error:
-                if error.errno not in _ABSENT:
+                if error.errno not in ABSENT:
                     raise
 
     def discard(self, kind: Kind, name: str) -> None:
@@ -321,10 +340,10 @@ class DirectoryStore(Store):
         a page that is read after the file is gone ends the process (SIGBUS). So blobs there are
         moved aside, and their room is free when gc clears that. A team's directory is not mapped.
         """
-        return not self._shared and _on_nfs3(self.root)
+        return not self._shared and on_nfs3(self.root)
 
     def _lease_owner(self, path: Path) -> bytes | None:
-        return _again(lambda: read_small(path))
+        return again(lambda: read_small(path))
 
     def _listed(self, path: Path) -> bool:
         """Whether a name that was not found is there after all."""
@@ -338,9 +357,9 @@ class DirectoryStore(Store):
         """
         if path == self.root:
             return False
-        names = _names(path.parent)
+        names = names_in(path.parent)
         if names is None and self._seen(path.parent):
-            names = _names(path.parent)
+            names = names_in(path.parent)
         return names is not None and path.name in names
 
     def _now(self) -> float:
@@ -355,15 +374,14 @@ class DirectoryStore(Store):
         """A new file below `tmp`, for its maker alone, and its descriptor."""
 
         def create(folder: Path) -> tuple[Path, int]:
-            path = folder / os.urandom(8).hex()
+            path = folder / temporary()
             return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
         return self.within(self.root / "tmp", create)
 
     def _pour(self, file: BinaryIO, sink: Sink) -> None:
         if not self._shared:
-            while chunk := file.read(CHUNK):
-                sink.write(chunk)
+            shutil.copyfileobj(file, sink, CHUNK)
             return
         from max_build.store.compress import Inflater
 
@@ -404,9 +422,8 @@ class DirectoryStore(Store):
         self.within(final.parent, install)
 
     def _set_aside(self, path: Path) -> None:
-        shard = path.parent
-        name = f"{shard.parent.name}-{path.name[:16]}-{os.urandom(4).hex()}"
-        path.rename(self.folder("quarantine") / name)
+        kind = path.relative_to(self.root).parts[0]
+        path.rename(self.folder("quarantine") / aside(kind, path.name))
 
     def _make(self, folder: Path) -> Path:
         """Make a folder that has its mode, not the umask's, from the moment it can be seen."""
@@ -414,9 +431,12 @@ class DirectoryStore(Store):
             return folder
         if folder.parent != self.root:
             self._make(folder.parent)
-        new = self.root / f"new-{os.urandom(8).hex()}"
+        new = self.root / new_folder()
         new.mkdir(0o700)
         try:
+            if self._shared:  # where the root does not hand it down by its own mode
+                with contextlib.suppress(OSError):
+                    os.chown(new, -1, self._group)
             new.chmod(self._folder_mode)
             new.rename(folder)
         except OSError:
@@ -425,8 +445,8 @@ class DirectoryStore(Store):
                 raise
         return folder
 
-    def _reading(self, path: Path | str) -> _Reading:
-        return _Reading(self.label, path)
+    def _reading(self, path: Path | str) -> Reading:
+        return Reading(self.label, path)
 
     @contextlib.contextmanager
     def _writing(self, path: Path) -> Iterator[None]:
@@ -455,108 +475,3 @@ class _Synced:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._ahead = 0
-
-
-class _Reading:
-    """Turns an error of the system into one of the store; a generator would take thrice as long."""
-
-    __slots__ = ("_label", "_path")
-
-    def __init__(self, label: str, path: Path | str) -> None:
-        self._label = label
-        self._path = path
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError) and not isinstance(error, StoreError):
-            raise fault_of(error, f"{self._label} cache cannot read `{self._path}`") from error
-
-
-def open_regular(path: Path | str) -> tuple[int, os.stat_result] | None:
-    """Open a regular file for reading: it and its status, or None if nothing is there."""
-    try:
-        fd = os.open(path, _READ)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        if error.errno in {errno.ELOOP, errno.ENXIO}:  # a link, a socket
-            message = f"`{path}` is not a regular file"
-            raise StoreError(message, kind="corrupt") from error
-        raise
-    try:
-        info = os.fstat(fd)
-    except OSError:
-        os.close(fd)
-        raise
-    if not stat.S_ISREG(info.st_mode):
-        os.close(fd)
-        message = f"`{path}` is not a regular file"
-        raise StoreError(message, kind="corrupt")
-    return fd, info
-
-
-def read_small(path: Path | str) -> bytes | None:
-    """The bytes of a regular file no larger than an entry can be, or None if there is none."""
-    opened = open_regular(path)
-    return opened and _small(*opened, path)
-
-
-def _small(fd: int, info: os.stat_result, path: Path | str) -> bytes:
-    try:
-        data = read_whole(fd, min(info.st_size, ENTRY_LIMIT + 1))
-    finally:
-        os.close(fd)
-    if len(data) > ENTRY_LIMIT:
-        message = f"`{path}` is larger than any entry"
-        raise StoreError(message, kind="corrupt")
-    return data
-
-
-def read_whole(fd: int, size: int) -> bytes:
-    """The first `size` bytes of an open file, fewer where it is shorter."""
-    data = os.read(fd, size)
-    while len(data) < size and (chunk := os.read(fd, size - len(data))):
-        data += chunk
-    return data
-
-
-def _again(read: Callable[[], T], unless: Callable[[], bool] = lambda: False) -> T:
-    """Read anew where a file was replaced or removed under an NFS client's feet."""
-    for _ in range(2):
-        try:
-            return read()
-        except OSError as error:
-            if error.errno != errno.ESTALE or unless():
-                raise
-    return read()
-
-
-def _on_nfs3(folder: Path) -> bool:
-    """Whether a folder lies on NFS before version 4, going by proc_pid_mountinfo(5)."""
-    try:
-        device = os.stat(folder).st_dev
-        number = f"{os.major(device)}:{os.minor(device)}"
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-            return any(line.split()[2] == number and " - nfs " in line for line in lines)
-    except OSError:
-        return False
-
-
-def _names(folder: Path) -> list[str] | None:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return None
-
-
-def _scan(folder: Path | str) -> Iterator[os.DirEntry[str]]:
-    try:
-        found = os.scandir(folder)
-    except OSError as error:
-        if error.errno not in _ABSENT:
-            raise
-        return
-    with found:
-        yield from found

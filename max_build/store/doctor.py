@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import io
 import os
@@ -19,11 +20,12 @@ from max_build.key import digest
 from max_build.store.amounts import show_size
 from max_build.store.base import Sink
 from max_build.store.cache import Cache
+from max_build.store.directory import DirectoryStore
 from max_build.store.settings import CacheSettings
 from max_build.store.tiers import Tier
 from max_build.store.trust import Verifier, read_signer
 
-__all__ = ["Check", "examine"]
+__all__ = ["Check", "examine", "specific"]
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -37,6 +39,17 @@ _FIXES = {
     "server": "look at the server's log",
 }
 _LITTLE = 1 << 30
+_FRAME = b"\x28\xb5\x2f\xfd"  # how a zstd frame begins
+_UNTRUSTED = ("self-signed", "self signed", "local issuer", "UnknownIssuer")
+_EXPECTS_TLS = ("gave status 400", "ProtocolError", "RemoteDisconnected")
+_METADATA = "169.254.169.254"  # who is asked where nothing says who we are
+_CREDENTIALS = {
+    "s3": ("AWS_ACCESS_KEY_ID", "~/.aws/credentials"),
+    "gs": (
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "~/.config/gcloud/application_default_credentials.json",
+    ),
+}
 
 
 class Check(msgspec.Struct, frozen=True):
@@ -54,10 +67,10 @@ def examine(cache: Cache) -> Iterator[Check]:
         yield Check("settings", "problem", warning)
     yield from _local(cache)
     for tier in cache.outer:
-        yield from _tier(tier)
-    if not cache.outer:
+        yield from _tier(tier, cache.settings)
+    if not (cache.settings.shared or cache.settings.remote):
         yield Check("outer", "note", "no shared directory or remote: nothing is shared")
-    yield from _trust(cache.settings)
+    yield from _trust(cache)
 
 
 def _local(cache: Cache) -> Iterator[Check]:
@@ -68,6 +81,9 @@ def _local(cache: Cache) -> Iterator[Check]:
         return
     mode = "read and written" if store.writable else "only read"
     yield Check("local", "ok", f"`{store.root}` can be {mode}")
+    if _holds_frames(store):
+        text = "holds compressed blobs, as a team's directory does: they are no use here"
+        yield Check("local", "problem", text, "set it as `shared`, and another one as `dir`")
     free = shutil.disk_usage(store.root).free
     verdict: Verdict = "ok" if free > _LITTLE else "problem"
     yield Check(
@@ -81,21 +97,38 @@ def _local(cache: Cache) -> Iterator[Check]:
             yield Check("local", "note", text, fix)
 
 
-def _tier(tier: Tier) -> Iterator[Check]:
+def _holds_frames(store: DirectoryStore) -> bool:
+    """Whether a blob is a zstd frame and not what its name says, by the first that is there."""
+    with contextlib.suppress(StoreError, OSError):
+        for item in store.list("cas"):
+            with store.path("cas", item.name).open("rb") as file:
+                if file.read(len(_FRAME)) != _FRAME:
+                    return False
+                file.seek(0)
+                return hashlib.file_digest(file, "sha256").hexdigest() != item.name
+    return False
+
+
+def _tier(tier: Tier, settings: CacheSettings) -> Iterator[Check]:
     name = digest(b"max-build doctor")
     started = time.monotonic()
     problem = _try(lambda: tier.entry(name))
     took = (time.monotonic() - started) * 1000
     if problem:
-        yield _failed(tier, "cannot be read", problem)
+        yield _failed(tier, "cannot be read", problem, settings)
         return
     yield Check(tier.label, "ok", f"answers in {took:.0f} ms")
     if not tier.writable:
-        yield Check(tier.label, "ok", "is only read from this machine")
+        mode = settings.shared_mode if tier.label == "shared" else settings.remote_mode
+        if mode == "read":
+            yield Check(tier.label, "ok", "is only read from this machine")
+        else:
+            text = "is only read: you may not write to it"
+            yield Check(tier.label, "note", text, "are you in its group? `id` says")
         return
     problem = _try(lambda: _round_trip(tier))
     if problem:
-        yield _failed(tier, "cannot be written", problem)
+        yield _failed(tier, "cannot be written", problem, settings)
         return
     yield Check(tier.label, "ok", "takes a blob and gives it back")
     if not tier.leases:
@@ -104,7 +137,7 @@ def _tier(tier: Tier) -> Iterator[Check]:
         return
     problem = _try(lambda: _lease(tier, name))
     if problem:
-        yield _failed(tier, "cannot hold leases", problem)
+        yield _failed(tier, "cannot hold leases", problem, settings)
     else:
         yield Check(tier.label, "ok", "holds leases: machines wait for each other's compile")
 
@@ -135,12 +168,31 @@ def _try(action: Callable[[], object]) -> StoreError | None:
     return None
 
 
-def _failed(tier: Tier, what: str, error: StoreError) -> Check:
-    fix = error.hint or _FIXES.get(error.kind, "")
+def _failed(tier: Tier, what: str, error: StoreError, settings: CacheSettings) -> Check:
+    url = settings.remote if tier.label == "remote" else ""
+    fix = error.hint or specific(url, error.message) or _FIXES.get(error.kind, "")
     return Check(tier.label, "problem", f"{what}: {error.message}", fix)
 
 
-def _trust(settings: CacheSettings) -> Iterator[Check]:
+def specific(url: str, message: str) -> str:
+    """What mends a fault that its words or the settings give away."""
+    if any(sign in message for sign in _UNTRUSTED):
+        return "set `remote-ca` to the file of the authority that signed the server's certificate"
+    if url.startswith("https:") and "WRONG_VERSION_NUMBER" in message:
+        return "the server speaks no TLS at that port: another port, or `http://`?"
+    if url.startswith("http:") and any(sign in message for sign in _EXPECTS_TLS):
+        return "does the server speak TLS at that port? Then the URL begins with `https://`"
+    variable, file = _CREDENTIALS.get(url[:2], ("", ""))
+    unknown = (
+        variable and variable not in os.environ and not os.path.exists(os.path.expanduser(file))
+    )
+    if unknown and (_METADATA in message or "did not answer" in message):
+        return f"no credentials were found: set `{variable}`, or log in with the cloud's own tools"
+    return ""
+
+
+def _trust(cache: Cache) -> Iterator[Check]:
+    settings = cache.settings
     demanded = "require" in {settings.shared_trust, settings.remote_trust}
     if not (demanded or settings.signing_key or settings.public_keys):
         if settings.remote:
@@ -159,7 +211,19 @@ def _trust(settings: CacheSettings) -> Iterator[Check]:
     try:
         Verifier(settings.public_keys)
         if settings.signing_key:
-            read_signer(Path(os.path.expanduser(settings.signing_key)))
-            yield Check("trust", "ok", f"what is published is signed with `{settings.signing_key}`")
+            signer = read_signer(Path(os.path.expanduser(settings.signing_key)))
+            if settings.public_keys and signer.public not in settings.public_keys:
+                text = f"`{settings.signing_key}` is no key of `public-keys`: all is a miss"
+                yield Check("trust", "problem", text, f"add `{signer.public}` to them")
+            else:
+                text = f"what is published is signed with `{settings.signing_key}`"
+                yield Check("trust", "ok", text)
+        elif labels := [
+            one.label for one in cache.outer if one.store.writable and one.trust == "require"
+        ]:
+            tiers = " and ".join(labels)
+            text = f"nothing is signed here, and what is unsigned in the {tiers} cache is a miss"
+            mode = f"MAX_BUILD_{labels[0].upper()}_MODE"
+            yield Check("trust", "problem", text, f"set `MAX_BUILD_SIGNING_KEY`, or `{mode}=read`")
     except MaxBuildError as error:
         yield Check("trust", "problem", error.message, error.hint)

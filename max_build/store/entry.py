@@ -17,8 +17,10 @@ from max_build.key import canonical, digest, parsed
 
 __all__ = [
     "ENTRY_SCHEMA",
+    "Named",
     "Sealed",
     "holds_recipes",
+    "named_blobs",
     "seal",
     "seal_recipes",
     "signed_text",
@@ -36,6 +38,14 @@ class Sealed(msgspec.Struct, frozen=True):
     signatures: dict[str, str]
 
 
+class Named(msgspec.Struct, frozen=True, gc=False):
+    """A blob as a payload names it, unchecked."""
+
+    digest: str
+    role: str = ""
+    size: int = 0
+
+
 class _Trailer(msgspec.Struct, frozen=True):
     schema: int
     sha256: str
@@ -47,8 +57,13 @@ class _Recipes(msgspec.Struct, frozen=True):
     recipes: tuple[str, ...]
 
 
+class _Blobs(msgspec.Struct, frozen=True):
+    blobs: tuple[Named, ...] = ()
+
+
 _TRAILER = msgspec.json.Decoder(_Trailer)
 _RECIPES = msgspec.json.Decoder(_Recipes)
+_BLOBS = msgspec.json.Decoder(_Blobs)
 
 
 def signed_text(key: str, payload: bytes) -> bytes:
@@ -86,6 +101,17 @@ def unseal(data: bytes) -> Sealed:
         message = "entry does not match its own digest"
         raise ValueError(message)
     return Sealed(parts[0], trailer.signatures)
+
+
+def named_blobs(payload: bytes) -> tuple[Named, ...]:
+    """The blobs that a payload names, whether or not all of it is a record; recipes name none.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, or names something else than blobs.
+    """
+    return parsed(payload, _BLOBS).blobs
 
 
 def holds_recipes(payload: bytes) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from max_build.store.directory import MAKERS
+from max_build.store.files import MAKERS
 
 __all__ = ["node_lock"]
 

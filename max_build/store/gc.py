@@ -8,10 +8,11 @@ keeps it. What was seen lies in a temporary database: memory does not grow with 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from max_build.errors import StoreError
 from max_build.store.base import Kind, fault_of
 from max_build.store.directory import DirectoryStore
+from max_build.store.names import LEFTOVERS
 from max_build.store.survey import (
     GOING,
     Blobs,
@@ -31,21 +33,7 @@ from max_build.store.survey import (
     unkept,
 )
 
-__all__ = [
-    "Found",
-    "Plan",
-    "Report",
-    "Survey",
-    "collect",
-    "gc",
-    "pin",
-    "pins",
-    "plan",
-    "survey",
-]
-
-_DAY = 86400.0
-_LEFTOVERS = {"tmp": _DAY, "lock": _DAY, "lease": _DAY, "quarantine": 7 * _DAY}
+__all__ = ["Plan", "Report", "collect", "gc", "pin", "pins", "plan"]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -101,13 +89,14 @@ def plan(
     )
     total = staying = 0
     full = False
+    oldest = math.inf if max_age is None else max_age
     for entry in ordered(seen):
         new = {blob: size for blob in entry.blobs if (size := unkept(db, blob)) is not None}
         size = entry.size + sum(new.values())
         age = seen.now - entry.used
         # Once something did not fit, nothing older stays: the order of use alone decides.
         full = full or (max_size is not None and total + size > max_size)
-        if entry.key not in stay and age > grace and (full or (max_age or age) < age):
+        if entry.key not in stay and age > grace and (full or age > oldest):
             break  # and all that follow: they are older
         db.executemany("UPDATE blob SET kept = 1 WHERE digest = ?", ((blob,) for blob in new))
         total += size
@@ -159,7 +148,8 @@ def gc(
             survey(store), max_size=max_size, max_age=max_age, grace=grace, pinned=pins(store)
         )
         if dry_run:
-            return Report(len(what.entries), len(what.blobs), what.freed, what.left, 0)
+            left = sum(1 for _ in _leftovers(store))
+            return Report(len(what.entries), len(what.blobs), what.freed, what.left, left)
         return collect(store, what)
     except StoreError:
         raise
@@ -219,20 +209,25 @@ def _remove(store: DirectoryStore, kind: Kind, name: str, seen: float) -> bool:
     return True
 
 
-def _sweep(store: DirectoryStore, ages: Mapping[str, float] = _LEFTOVERS) -> int:
+def _sweep(store: DirectoryStore) -> int:
     """Remove what nobody will come back for."""
     count = 0
-    now = store.now()
-    old = [(path, _DAY) for path in store.root.glob("new-*")]
-    for folder, age in ages.items():
+    for path in _leftovers(store):
         with contextlib.suppress(OSError):
-            old.extend((path, age) for path in (store.root / folder).iterdir())
-    for path, age in old:
-        with contextlib.suppress(OSError):
-            if now - path.lstat().st_mtime > age:
-                _drop(path)
-                count += 1
+            _drop(path)
+            count += 1
     return count
+
+
+def _leftovers(store: DirectoryStore) -> Iterator[Path]:
+    """What is old and has a name that a store makes; other files there are somebody's own."""
+    now = store.now()
+    for folder, (ours, age) in LEFTOVERS.items():
+        with contextlib.suppress(OSError):
+            for path in [*(store.root / folder).iterdir()]:
+                with contextlib.suppress(OSError):
+                    if ours.fullmatch(path.name) and now - path.lstat().st_mtime > age:
+                        yield path
 
 
 def _drop(path: Path) -> None:

@@ -21,7 +21,7 @@ from max_build.store import actionresult
 from max_build.store.base import ENTRY_LIMIT, PIECE, Item, Kind, Sink, Store
 from max_build.store.compress import Inflater, deflate
 from max_build.store.connection import CLIENT_CERTIFICATE, Connection, authorization, fault
-from max_build.store.settings import CacheSettings
+from max_build.store.settings import CacheSettings, without_secrets
 
 __all__ = ["HttpStore"]
 
@@ -48,7 +48,7 @@ class HttpStore(Store):
         `MAX_BUILD_REMOTE_TOKEN`, else from `netrc`; proxies from the usual variables.
     settings
         Timeouts and TLS files.
-    label, writable
+    writable
         See `Store`.
 
     Raises
@@ -57,20 +57,20 @@ class HttpStore(Store):
         If the URL has no host, or the token is none that a header can hold.
     """
 
+    label = "remote"
+
     def __init__(
         self,
         url: str,
         settings: CacheSettings | None = None,
-        label: str = "remote",
         *,
         writable: bool = False,
     ) -> None:
         settings = settings or CacheSettings()
         parts = urlsplit(url)
         if not parts.hostname:
-            message = f"Remote cache URL {_shown(url)!r} names no host"
+            message = f"remote cache URL {without_secrets(url)!r} names no host"
             raise ConfigError(message)
-        self.label = label
         self.writable = writable
         host = parts.netloc.rpartition("@")[2]
         base = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
@@ -202,13 +202,6 @@ class HttpStore(Store):
             # Not the library's own words: they may hold the URL with what is secret in it.
             kind_of_fault, words = fault(error)
             raise failed(words, kind_of_fault) from error
-
-
-def _shown(url: str) -> str:
-    """A URL without what may be secret in it."""
-    scheme, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
 
 
 def _remaining(source: BinaryIO) -> int:

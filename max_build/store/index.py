@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 import os
 import shutil
 import stat
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from max_build.stamp import settled, stamp_of
-from max_build.store.base import CHUNK
+from max_build.stamp import read_digest, stamp_of
 
 __all__ = ["Memo"]
 
@@ -62,9 +59,7 @@ class Memo:
 
     def under(self, namespace: str, prefix: str) -> dict[str, bytes]:
         """The values of the keys that begin with `prefix`, by key, read in one query."""
-        from max_build.store._disk import rows
-
-        return self._try(lambda index: rows(index, f"{namespace}:", prefix)) or {}
+        return self._try(lambda index: index.rows(f"{namespace}:", prefix)) or {}
 
     def set(self, namespace: str, key: str, value: bytes) -> None:
         """Remember a value."""
@@ -114,14 +109,9 @@ class Memo:
         known = self._file(name)
         if known is not None and known.startswith(stamp + b" "):
             return known[len(stamp) + 1 :].decode()
-        began = time.time_ns()
-        with open(path, "rb") as file:
-            info = os.fstat(file.fileno())
-            found = _hash(file)
-            after = os.fstat(file.fileno())
-        if stamp_of(info) == stamp_of(after) and settled(info, began):
-            known = repr(stamp_of(info)).encode() + b" " + found.encode()
-            self._files[name] = self._unsaved[name] = known
+        found, read = read_digest(path)
+        if read is not None:
+            self._files[name] = self._unsaved[name] = f"{read!r} {found}".encode()
             if len(self._unsaved) >= _TOGETHER:
                 self._save()
         return found
@@ -176,7 +166,7 @@ class Memo:
         with self._lock:
             if self._index is None and self._folder is not None:
                 try:
-                    from max_build.store._disk import open_index
+                    from max_build.store.plain_cache import open_index
 
                     self._index = open_index(self._folder)
                 except Exception as error:  # noqa: BLE001 - see `_try`
@@ -209,10 +199,3 @@ def _hopeless(error: Exception) -> bool:
     """Whether the file system failed, rather than another process had the index for long."""
     text = str(error)
     return "locking protocol" in text or "disk I/O" in text or "unable to open" in text
-
-
-def _hash(file: Any) -> str:
-    hasher = hashlib.sha256(usedforsecurity=False)
-    while chunk := file.read(CHUNK):
-        hasher.update(chunk)
-    return hasher.hexdigest()

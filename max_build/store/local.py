@@ -18,7 +18,8 @@ from max_build.key import digest
 from max_build.record import Blob
 from max_build.stamp import Stamp, settled, stamp_of
 from max_build.store.base import Sink
-from max_build.store.directory import DirectoryStore, open_regular, read_whole
+from max_build.store.directory import DirectoryStore
+from max_build.store.files import open_regular, read_whole
 from max_build.store.index import Memo
 
 __all__ = ["Local"]
@@ -53,6 +54,8 @@ class Local:
         self._verified: dict[str, Stamp] = {}
         self._unsaved: dict[str, Stamp] = {}
         self._cleanup: list[Callable[[], object]] = []
+        self.grown = False
+        """Whether anything was added to the user's directory."""
 
     def get_entry(self, key: str) -> bytes | None:
         """The entry of `key`, or None.
@@ -68,8 +71,14 @@ class Local:
                 return data
         return None
 
-    def put_entry(self, key: str, data: bytes, blobs: Iterable[Blob] = ()) -> None:
-        """Let `data` stand under `key`, replacing what does, where the blobs that it names lie."""
+    def put_entry(self, key: str, data: bytes, blobs: Iterable[Blob] = ()) -> bool:
+        """Let `data` stand under `key`, replacing what does, where the blobs that it names lie.
+
+        Returns
+        -------
+        bool
+            Whether that is the user's directory, where it lasts.
+        """
         for store in self._stores:
             if not store.writable:
                 continue
@@ -80,7 +89,15 @@ class Local:
             except StoreError as error:
                 self._note("local", error)
             else:
-                return
+                self.grown = self.grown or store is self.store
+                return store is self.store
+        return False
+
+    def keeps(self, key: str, blobs: Iterable[Blob]) -> bool:
+        """Whether an entry and these blobs are in the user's directory, unread."""
+        if self.store is None or not os.path.lexists(self.store.place("ac", key)):
+            return False
+        return all(os.path.lexists(self.store.place("cas", blob.digest)) for blob in blobs)
 
     def discard_entry(self, key: str) -> None:
         """Move a damaged entry aside."""
@@ -108,7 +125,7 @@ class Local:
         ------
         StoreError
             `corrupt` if what was there was damaged and has been moved aside, `missing` if
-            nothing was there.
+            nothing was there, `mismatch` if it is sound and of another size.
         """
         return Path(self.verified(blob))
 
@@ -131,8 +148,13 @@ class Local:
         message = f"blob {blob.digest[:12]} ({blob.role}) is not in the local cache"
         raise StoreError(message, kind="missing")
 
-    def keep(self, blob: Blob, pour: Callable[[Sink], None]) -> None:
+    def keep(self, blob: Blob, pour: Callable[[Sink], None]) -> bool:
         """Store the blob that `pour` writes, in the first place that takes it.
+
+        Returns
+        -------
+        bool
+            Whether that is the user's directory, where it lasts.
 
         Raises
         ------
@@ -156,12 +178,13 @@ class Local:
                 with store.receive(blob.digest, blob.size) as sink:
                     watched(sink)
             except StoreError as error:
-                if error is failure or error.kind == "corrupt":
+                if error is failure or error.kind in {"corrupt", "mismatch"}:
                     raise
                 self._note("local", error)
                 refusal = error
             else:
-                return
+                self.grown = self.grown or store is self.store
+                return store is self.store
         raise refusal
 
     def refresh(self, digest: str) -> None:
@@ -188,7 +211,7 @@ class Local:
             if known is not None or remembers:
                 info = os.lstat(path)
                 stamp = stamp_of(info)
-                if stamp == known:
+                if stamp == known and info.st_size == blob.size:
                     return True
                 if remembers and info.st_size == blob.size and self._remembered(blob.digest, stamp):
                     self._verified[path] = stamp
@@ -199,7 +222,7 @@ class Local:
                 return False
             fd, info = opened
             try:
-                right = info.st_size == blob.size and _digest_of(fd, blob.size) == blob.digest
+                right = _digest_of(fd, info.st_size) == blob.digest
             finally:
                 os.close(fd)
         except StoreError:
@@ -213,6 +236,12 @@ class Local:
         if not right:
             message = f"blob {blob.digest[:12]} ({blob.role}) is damaged: `{path}`"
             raise StoreError(message, kind="corrupt")
+        if info.st_size != blob.size:
+            message = (
+                f"blob {blob.digest[:12]} ({blob.role}) has {info.st_size} bytes, "
+                f"and its record says {blob.size}"
+            )
+            raise StoreError(message, kind="mismatch")
         if settled(info, began):
             stamp = stamp_of(info)
             self._verified[path] = stamp

@@ -46,7 +46,7 @@ class ObjectStore(Store):
         `GOOGLE_*`, `AZURE_*`.
     settings
         Timeouts, and the authority to trust. The library takes no client certificate.
-    label, writable
+    writable
         See `Store`.
 
     Raises
@@ -55,18 +55,17 @@ class ObjectStore(Store):
         If the URL or its variables cannot be understood.
     """
 
+    label = "remote"
     unseen = (_AT_ONCE + 1) * _PART
 
     def __init__(
         self,
         url: str,
         settings: CacheSettings | None = None,
-        label: str = "remote",
         *,
         writable: bool = False,
     ) -> None:
         settings = settings or CacheSettings()
-        self.label = label
         self.writable = writable
         client: dict[str, Any] = {
             # Of the whole request, a day; that bytes keep coming is for `Tier` to see.
@@ -95,7 +94,7 @@ class ObjectStore(Store):
         try:
             self._store: Any = from_url(url, client_options=client, retry_config=retries, **options)
         except (exceptions.BaseError, ValueError, TypeError) as error:
-            message = f"Remote cache cannot be opened: {_plain(error)}"
+            message = f"remote cache cannot be opened: {_plain(error)}"
             raise ConfigError(message) from error
 
     # --- entries

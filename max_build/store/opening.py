@@ -18,13 +18,14 @@ from max_build.store.index import Memo
 from max_build.store.journal import Journal
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.local import Local
-from max_build.store.settings import CacheSettings, Trust
+from max_build.store.settings import CacheSettings, Trust, without_secrets
 from max_build.store.tiers import Tier
 from max_build.store.trust import Signer, Verifier, read_signer
 
 __all__ = ["default_root", "open_cache"]
 
 _EXAMPLES = "e.g. `s3://team/max-build` or `https://cache.team`"
+_TEAMS = stat.S_ISGID | stat.S_IWGRP
 _SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"}
 
 
@@ -87,15 +88,20 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # its text may hold what is secret in the URL
-        message = "Host or port of the remote cache's URL cannot be read"
+        message = "host or port of the remote cache's URL cannot be read"
         raise ConfigError(message, hint=_EXAMPLES) from None
     if scheme == "file":
         path = unquote(parts.path)
+        if parts.netloc not in {"", "localhost"} or not path or parts.query or parts.fragment:
+            message = f"remote cache URL {without_secrets(url)!r} is not that of a directory"
+            host = parts.netloc.rpartition("@")[2]
+            hint = f"three slashes, an absolute path, no `?` or `#`: `file:///{host}{parts.path}`"
+            raise ConfigError(message, hint=hint)
         return _team_directory(
             path, "remote", settings, settings.remote_trust, journal, writable=writable
         )
     if scheme not in _SCHEMES:
-        message = f"Remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
+        message = f"remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
         raise ConfigError(message, hint=_EXAMPLES)
     try:
         if scheme in {"http", "https"}:
@@ -184,16 +190,13 @@ def _foreign(root: Path, trust: Trust) -> str:
     return ""
 
 
-def default_root(environ: dict[str, str] | os._Environ[str] = os.environ) -> Path:
+def default_root() -> Path:
     """Where the local cache lies if nobody says: XDG, HOME, or a private folder in /tmp."""
-    for base in (environ.get("XDG_CACHE_HOME", ""), _below(environ.get("HOME", ""), ".cache")):
+    home = os.environ.get("HOME")
+    for base in (os.environ.get("XDG_CACHE_HOME", ""), f"{home}/.cache" if home else ""):
         if os.path.isabs(base):
             return Path(base) / "max-build"
     return _fallback_root()
-
-
-def _below(home: str, name: str) -> str:
-    return f"{home}/{name}" if home else ""
 
 
 def _fallback_root() -> Path:
@@ -211,6 +214,11 @@ def _local_store(settings: CacheSettings, journal: Journal) -> DirectoryStore | 
                 store = DirectoryStore(root, writable=os.access(root, os.W_OK | os.X_OK))
                 if not store.writable:
                     journal.warn(f"cache directory `{root}` is read-only: nothing new is kept")
+                elif _TEAMS & ~root.stat().st_mode == 0:
+                    journal.warn(
+                        f"cache directory `{root}` is made for a team: set it as `shared`, and a "
+                        "directory of your own as `dir`"
+                    )
                 store.tag()
                 return store
         except OSError as error:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import NoReturn
 
 from max_build.errors import StoreError
 from max_build.record import Blob, Record, decode
 from max_build.store.answer import Hit, Miss, NoGoodError
+from max_build.store.base import Sink
 from max_build.store.entry import Sealed, unseal
 from max_build.store.journal import Journal
 from max_build.store.local import Local
@@ -16,6 +16,8 @@ from max_build.store.tiers import Tier
 from max_build.store.trust import Verifier
 
 __all__ = ["Reader"]
+
+_REASONS = {"corrupt": "damaged", "mismatch": "damaged", "missing": "dangling"}
 
 
 class Reader:
@@ -147,17 +149,31 @@ class Reader:
         """Bring a blob into the local tier; the reason if this tier cannot give it."""
         if not tier.open:
             return "fault"
-        with contextlib.suppress(StoreError):
-            self._local.file(blob)
-            return ""
         try:
-            self._local.keep(blob, lambda sink: tier.pour(blob, sink))
+            self._local.file(blob)
+        except StoreError as error:
+            if error.kind == "mismatch":  # the record is wrong, not what the tiers hold
+                return "damaged"
+        else:
+            return ""
+        sinks: list[Sink] = []
+
+        def pour(sink: Sink) -> None:
+            sinks.append(sink)
+            tier.pour(blob, sink)
+
+        try:
+            self._local.keep(blob, pour)
         except StoreError as error:
             if error.kind == "corrupt":
                 text = f"{tier.label} cache, blob {blob.digest[:12]}: {error.message}"
                 self._note(tier.label, StoreError(text, kind="corrupt"))
-                tier.spurn("cas", blob.digest)
-            return {"corrupt": "damaged", "missing": "dangling"}.get(error.kind, "fault")
+                # What is too long may be sound, and its record wrong: it stays till it is replaced.
+                longer = any(sink.count > blob.size for sink in sinks)
+                (tier.doubt if longer else tier.spurn)("cas", blob.digest)
+            return {"corrupt": "damaged", "mismatch": "damaged", "missing": "dangling"}.get(
+                error.kind, "fault"
+            )
         self._stats.moved(tier.label, received=blob.size)
         return ""
 

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from max_build.errors import StoreError
+from max_build.store.amounts import show_size
 from max_build.store.answer import NoGoodError
+from max_build.store.base import LARGEST
 from max_build.store.entry import Sealed, seal, seal_recipes, unseal, unseal_recipes
 from max_build.store.local import Local
 from max_build.store.reader import Reader
@@ -52,22 +54,29 @@ class Recipes:
             for tier in self._outer:
                 with contextlib.suppress(StoreError, NoGoodError):
                     found.extend(r for r in self._theirs(tier, lookup) if r not in found)
-            if len(found) > len(ours):
-                payload = seal_recipes(lookup, tuple(found[:PER_LOOKUP]))
-                self._local.put_entry(lookup, seal(payload))
+            kept = tuple(found[:PER_LOOKUP])
+            if len(found) > len(ours) and (data := self._sealed(lookup, kept, None)):
+                self._local.put_entry(lookup, data)
         return tuple(found)
 
     def add(self, lookup: str, data: bytes, limit: int = PER_LOOKUP) -> None:
         """Keep a recipe (JSON text) under a lookup key, in front of at most `limit - 1` others."""
 
-        def merged(old: tuple[bytes, ...]) -> bytes:
+        def merged(old: tuple[bytes, ...]) -> bytes | None:
             recipes = (data, *(text for text in old if text != data))
-            payload = seal_recipes(lookup, recipes[:limit])
-            return seal(payload, self._signer.sign(lookup, payload) if self._signer else None)
+            return self._sealed(lookup, recipes[:limit], self._signer)
 
         old = self._ours(lookup, to_sign=True)
         if old[:1] != (data,):
-            self._local.put_entry(lookup, merged(old))
+            entry = merged(old)
+            if entry is None:
+                message = (
+                    f"a recipe is not kept: it takes {show_size(len(data))}, "
+                    f"and an entry {show_size(LARGEST)} at most"
+                )
+                self._note("local", StoreError(message, kind="unsupported"))
+                return
+            self._local.put_entry(lookup, entry)
         for tier in self._outer:
             if tier.writable:
                 with contextlib.suppress(StoreError):
@@ -75,10 +84,20 @@ class Recipes:
                         theirs = self._theirs(tier, lookup, to_sign=True)
                     except NoGoodError:
                         theirs = ()
-                    if theirs[:1] != (data,):
-                        tier.put_entry(lookup, merged(theirs), replace=True)
+                    if theirs[:1] != (data,) and (entry := merged(theirs)):
+                        tier.put_entry(lookup, entry, replace=True)
 
-    def _may_sign(self, lookup: str, sealed: Sealed) -> bool:
+    def _sealed(
+        self, lookup: str, recipes: tuple[bytes, ...], signer: Signer | None
+    ) -> bytes | None:
+        """The entry of as many recipes, from the first, as it can hold; None if not even one."""
+        for count in range(len(recipes), 0, -1):
+            payload = seal_recipes(lookup, recipes[:count])
+            if len(payload) <= LARGEST:
+                return seal(payload, signer.sign(lookup, payload) if signer else None)
+        return None
+
+    def may_sign(self, lookup: str, sealed: Sealed) -> bool:
         """Whether our signature, if we have one, may stand under what was read."""
         if self._signer is None or self._reader.vouched(lookup, sealed):
             return True
@@ -97,7 +116,7 @@ class Recipes:
             self._reader.damaged_here(lookup, error)
             return ()
         self._local.touch(lookup)
-        return recipes if not to_sign or self._may_sign(lookup, sealed) else ()
+        return recipes if not to_sign or self.may_sign(lookup, sealed) else ()
 
     def _theirs(self, tier: Tier, lookup: str, *, to_sign: bool = False) -> tuple[bytes, ...]:
         if not tier.open:
@@ -112,4 +131,4 @@ class Recipes:
             self._note(tier.label, StoreError(str(error), kind="corrupt"))
             return ()
         self._reader.check_trust(tier, lookup, sealed)
-        return recipes if not to_sign or self._may_sign(lookup, sealed) else ()
+        return recipes if not to_sign or self.may_sign(lookup, sealed) else ()

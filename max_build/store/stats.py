@@ -101,12 +101,14 @@ def load_totals(memo: Memo, name: str = "ever") -> Totals:
 def save(memo: Memo, stats: Stats) -> None:
     """Add this process's counters to what is kept, if it counted anything."""
     totals = stats.totals()
-    if not (totals.hits or totals.misses or totals.faults):
+    looked_up = totals.hits or totals.misses or totals.faults
+    if not (looked_up or totals.received or totals.sent):
         return
     for _ in range(_TRIES):
         if memo.update("stats", "ever", lambda old: msgspec.json.encode(_decode(old) + totals)):
             break
-    memo.set("stats", "last", msgspec.json.encode(totals))
+    if looked_up:
+        memo.set("stats", "last", msgspec.json.encode(totals))
 
 
 def prometheus(totals: Totals) -> str:

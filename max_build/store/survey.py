@@ -14,22 +14,13 @@ from typing import Any
 import msgspec
 
 from max_build.errors import StoreError
-from max_build.key import parsed
 from max_build.store import actionresult
-from max_build.store.directory import DirectoryStore, read_small
+from max_build.store.directory import DirectoryStore
+from max_build.store.entry import named_blobs
+from max_build.store.files import read_small
 
 __all__ = ["GOING", "Blobs", "Entries", "Found", "Survey", "ordered", "sizes", "survey", "unkept"]
 
-
-class _Blob(msgspec.Struct):
-    digest: str
-
-
-class _Blobs(msgspec.Struct):
-    blobs: list[_Blob] = []
-
-
-_READ = msgspec.json.Decoder(_Blobs)
 
 # `blobs`: raw digests, one after the other.
 _TABLES = """
@@ -184,8 +175,8 @@ def _named(path: str) -> tuple[bytes, ...]:
         data = _read_surely(path) or b""
         if not data.startswith(b"{"):  # as a Bazel cache server keeps it
             data = actionresult.decode(data)
-        found = parsed(data.partition(b"\n")[0], _READ)
-        named = (bytes.fromhex(blob.digest) for blob in found.blobs)
+        found = named_blobs(data.partition(b"\n")[0])
+        named = (bytes.fromhex(blob.digest) for blob in found)
         return tuple(blob for blob in named if len(blob) == 32)
     except StoreError:
         return ()

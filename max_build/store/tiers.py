@@ -16,7 +16,7 @@ from max_build.store.base import SLOWEST, Item, Kind, Leases, Sink, SinkError, S
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.settings import Trust
 
-__all__ = ["Counted", "Tier"]
+__all__ = ["Tier"]
 
 T = TypeVar("T")
 
@@ -128,7 +128,7 @@ class Tier:
             self._call(lambda: self.store.refresh(blob.digest))
             return 0
         with path.open("rb") as file:
-            source = Counted(file)
+            source = _Counted(file)
             self._call(
                 lambda: self.store.put_blob(blob.digest, source),  # type: ignore[arg-type]
                 lambda: source.count,
@@ -207,7 +207,7 @@ class Tier:
             self._note(self.label, StoreError(message, kind="closed"))
 
 
-class Counted:
+class _Counted:
     """A file that tells how far it was read."""
 
     def __init__(self, file: BinaryIO) -> None:

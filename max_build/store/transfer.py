@@ -12,7 +12,7 @@ import msgspec
 from max_build.errors import StoreError
 from max_build.record import Record, decode
 from max_build.store.base import Item, Kind
-from max_build.store.cache import Cache, Miss
+from max_build.store.cache import NOT_KEPT, Cache, Miss
 from max_build.store.entry import unseal, unseal_recipes
 
 __all__ = ["Moved", "Source", "chosen", "of_lock", "pull", "pull_recipes", "push", "recipes_for"]
@@ -96,11 +96,23 @@ def recipes_for(store: Source, keys: Collection[str]) -> Iterator[str]:
 
 
 def push(cache: Cache, records: Collection[Record]) -> Moved:
-    """Give records of the local tier, and recipes that lead to them, to the outer ones."""
+    """Give records of the local tier, and recipes that lead to them, to the outer ones.
+
+    Raises
+    ------
+    StoreError
+        If none of those may be written.
+    """
     moved: list[str] = []
     failed: dict[str, str] = {}
     if not any(tier.writable for tier in cache.outer):
-        return Moved((), {record.key: "no outer tier may be written" for record in records})
+        if not cache.outer:
+            message = "there is no shared cache and no remote to push to"
+            raise StoreError(message, hint="set `MAX_BUILD_REMOTE`, or `remote` in the project")
+        tiers = " and ".join(tier.label for tier in cache.outer)
+        message = f"nothing was pushed: this machine may only read the {tiers} cache"
+        hint = "set `MAX_BUILD_REMOTE_MODE=read-write`; `max-build doctor` tries to write"
+        raise StoreError(message, kind="read-only", hint=hint)
     for record in records:
         problem = cache.offer(record.key)
         if problem:
@@ -119,7 +131,7 @@ def pull(cache: Cache, keys: Collection[str], lock: Mapping[str, Record] | None 
     moved: list[str] = []
     failed: dict[str, str] = {}
     for key in keys:
-        found = cache.lookup(key)
+        found = cache.fetch(key)
         if isinstance(found, Miss):
             told = "no tier has it" if found.reason == "absent" else found.reason
             failed[key] = found.detail or told
@@ -132,7 +144,10 @@ def pull(cache: Cache, keys: Collection[str], lock: Mapping[str, Record] | None 
                 f"the tiers have another compile of it than the lock names: {error.message}"
             )
         else:
-            moved.append(key)
+            if cache.local.keeps(key, lock[key].blobs if lock else found.record.blobs):
+                moved.append(key)
+            else:
+                failed[key] = NOT_KEPT
     return Moved(tuple(moved), failed)
 
 

@@ -42,7 +42,7 @@ class Verifier:
             raw = _unbase64(encoded)
             if not name or not colon or len(raw) != 32:
                 wrong.append(
-                    f"Public key {position} must be `name:base64` of 32 bytes, got {text!r}"
+                    f"public key {position} must be `name:base64` of 32 bytes, got {text!r}"
                 )
             self._keys[name] = raw
         if wrong:
@@ -69,7 +69,7 @@ class Verifier:
                 Ed25519PublicKey,
             )
         except ImportError as error:
-            message = "Signatures cannot be checked: `cryptography` is not installed"
+            message = "signatures cannot be checked: `cryptography` is not installed"
             raise ConfigError(message, hint=_NEEDS) from error
         try:
             Ed25519PublicKey.from_public_bytes(public).verify(_unbase64(signature), text)
@@ -84,6 +84,11 @@ class Signer:
     def __init__(self, name: str, key: Ed25519PrivateKey) -> None:
         self._name = name
         self._key = key
+
+    @property
+    def public(self) -> str:
+        """The line of `public-keys` by which it is known."""
+        return _line(self._name, self._key.public_key().public_bytes_raw())
 
     def sign(self, key: str, payload: bytes) -> Mapping[str, str]:
         """The signature of a payload that will stand under `key`: name → base64."""
@@ -102,18 +107,17 @@ def new_key(name: str, path: Path) -> str:
         If the name is not plain, or the file is there already.
     """
     if not name or not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        message = f"A key's name is made of letters, digits, `-`, `_` and `.`, got {name!r}"
+        message = f"a key's name is made of letters, digits, `-`, `_` and `.`, got {name!r}"
         raise ConfigError(message)
     key = _ed25519().Ed25519PrivateKey.generate()
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        message = f"The private key cannot be written to `{path}`: {error.strerror}"
+        message = f"the private key cannot be written to `{path}`: {error.strerror}"
         raise ConfigError(message, hint="give another file; keys are never replaced") from error
     with os.fdopen(fd, "w") as file:
         file.write(f"{name}:{base64.b64encode(key.private_bytes_raw()).decode()}\n")
-    public = base64.b64encode(key.public_key().public_bytes_raw()).decode()
-    return f"{name}:{public}"
+    return _line(name, key.public_key().public_bytes_raw())
 
 
 def read_signer(path: Path) -> Signer:
@@ -127,20 +131,24 @@ def read_signer(path: Path) -> Signer:
     try:
         name, _, encoded = path.read_text().strip().partition(":")
     except (OSError, UnicodeDecodeError) as error:
-        message = f"Signing key `{path}` cannot be read: {getattr(error, 'strerror', error)}"
+        message = f"signing key `{path}` cannot be read: {getattr(error, 'strerror', error)}"
         raise ConfigError(message) from error
     raw = _unbase64(encoded)
     if not name or len(raw) != 32:
-        message = f"Signing key `{path}` is not `name:base64` of a private key"
+        message = f"signing key `{path}` is not `name:base64` of a private key"
         raise ConfigError(message, hint="`max-build key new` makes one")
     return Signer(name, _ed25519().Ed25519PrivateKey.from_private_bytes(raw))
+
+
+def _line(name: str, public: bytes) -> str:
+    return f"{name}:{base64.b64encode(public).decode()}"
 
 
 def _ed25519() -> Any:  # a module
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        message = "Records cannot be signed: `cryptography` is not installed"
+        message = "records cannot be signed: `cryptography` is not installed"
         raise ConfigError(message, hint=_NEEDS) from error
     return ed25519
 

@@ -34,9 +34,7 @@ class Verified(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
-def verify(
-    store: Store, *, repair: bool = True, seen: Callable[[], object] = lambda: None
-) -> Verified:
+def verify(store: Store, *, repair: bool = True) -> Verified:
     """Hash every blob and read every entry; get what is wrong out of the way.
 
     Parameters
@@ -46,8 +44,6 @@ def verify(
     repair
         Whether to discard what is damaged. An entry that names a blob that is gone is damaged;
         what could not be read for a reason that may pass is only told.
-    seen
-        Called after each name.
 
     Raises
     ------
@@ -69,7 +65,6 @@ def verify(
                 damaged.add(name)
                 if repair:
                     store.discard(kind, name)
-        seen()
 
     for item in store.list("cas"):
         blobs += 1

@@ -1,1 +1,1 @@
-"""For the tests of others: the contract of a store, and what the pytest plugin hands out."""
+"""For the tests of others: contracts of stores and compilers, and what the pytest plugin has."""

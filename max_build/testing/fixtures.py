@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from max_build.config import load_settings
-from max_build.errors import LoadError, NotBuiltError
+from max_build.errors import NotBuiltError
 from max_build.manifest import WeightRules
-from max_build.pipeline import Mode, State, build
+from max_build.outcomes import Mode, State
+from max_build.pipeline import build
 from max_build.record import Record
 from max_build.runtime.graph import Model
+from max_build.runtime.locate import check_kind
 from max_build.store import open_cache
 from max_build.target import Target
 
 if TYPE_CHECKING:
-    from max_build.runtime.kernels import Kernels
     from max_build.runtime.load import WeightFiles
+    from max_build.runtime.module import Kernels
 
 __all__ = ["Artifact", "Artifacts"]
 
@@ -115,10 +117,9 @@ class Artifacts:
         from max_build.runtime.select import choose, this_machine
 
         artifact = self.artifact(unit, target)
-        if "mef" not in artifact.files:
-            message = f"`{unit}` is a kernel module, not a graph"
-            raise LoadError(message)
-        rules = WeightRules.declared(self._settings.unit(unit).declared)
+        declared = self._settings.unit(unit)
+        check_kind(unit, declared.kind, "graph")
+        rules = WeightRules.declared(declared.declared)
         if weights is not None:
             rules = msgspec.structs.replace(rules, files=listed(weights))
         device = "cpu" if target == "cpu" else "gpu"
@@ -135,13 +136,11 @@ class Artifacts:
         LoadError
             If the unit is a graph, or the device of this machine is another one.
         """
-        from max_build.runtime.kernels import Kernels
+        from max_build.runtime.module import Kernels
         from max_build.runtime.select import Choice, choose, this_machine
 
         artifact = self.artifact(unit, target)
-        if "cubin" not in artifact.files:
-            message = f"`{unit}` is a graph, not a kernel module"
-            raise LoadError(message)
+        check_kind(unit, self._settings.unit(unit).kind, "kernel")
         machine = this_machine()
         choice = (
             choose(unit, {target: artifact.record}, machine, "gpu")

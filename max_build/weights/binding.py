@@ -40,7 +40,7 @@ class Declared(Protocol):
 class Bound(dict[str, "Tensor"]):
     """Graph name to tensor, in the signature's order.
 
-    Parameters
+    Attributes
     ----------
     unused
         Tensors of the file that no weight of the graph took, sorted.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max_build.errors import WeightsError
-from max_build.weights import policy
+from max_build.machine import Mount, mount_of
 from max_build.weights.pages import in_parallel
 from max_build.weights.stream import Streamed
 
@@ -60,7 +60,7 @@ class Facts:
     """
 
     module: bool
-    mount: policy.Mount
+    mount: Mount
     block_device: str
     asked: bool
 
@@ -183,13 +183,14 @@ def _open_driver() -> None:
 def _facts(path: str) -> Facts:
     try:
         device = os.stat(path).st_dev
-        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:  # the file may be open still, and another's name by now
-        device, mounts = 0, ""
+        device, mount = 0, Mount()
+    else:
+        mount = mount_of(path, device)
     disk = Path("/sys/dev/block", f"{os.major(device)}:{os.minor(device)}")
     return Facts(
         module=Path("/proc/driver/nvidia-fs").exists(),
-        mount=policy.mount(mounts, device, os.path.realpath(path)),
+        mount=mount,
         block_device=str(disk.resolve()) if disk.exists() else "",
         asked=os.environ.get(VARIABLE) == "1",
     )

@@ -21,6 +21,7 @@ import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 from max_build.errors import WeightsError
+from max_build.machine import available_memory, mount_of
 from max_build.weights import policy
 
 if TYPE_CHECKING:
@@ -201,11 +202,7 @@ class File:
     @property
     def filesystem(self) -> str:
         """Type of the filesystem that holds the file, or `""`."""
-        try:
-            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as text:
-                return policy.mount(text.read(), self.identity[0], os.path.realpath(self.path)).kind
-        except OSError:
-            return ""
+        return mount_of(self.path, self.identity[0]).kind
 
     def _fill(self, memory: mmap.mmap, filled: bytearray, offset: int, nbytes: int) -> None:
         first, last = offset // _BLOCK, -(-(offset + nbytes) // _BLOCK)
@@ -216,7 +213,7 @@ class File:
             if not pieces:
                 return
             need = sum(end - begin for begin, end in pieces) * _BLOCK
-            if need > (have := policy.available_memory()):
+            if need > (have := available_memory()):
                 message = f"reading `{self.path}` takes {need >> 20} MiB; {have >> 20} MiB are free"
                 raise WeightsError(message, hint='mode="map" reads in place')
             from max_build.weights.stream import Reader, goes_direct

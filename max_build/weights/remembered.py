@@ -12,6 +12,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from max_build.atomic import replacing
 from max_build.stamp import settled, stamp_of
 from max_build.weights import index
 from max_build.weights.pages import identity
@@ -84,18 +85,10 @@ class Remembered:
         digest = index.digest(raw, file.size)
         if not (name := _stamp(file)):
             return
-        import tempfile  # not on the way of a load that finds its index
-
         with contextlib.suppress(OSError):
             os.makedirs(self._folder, mode=0o700, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self._folder)
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    stream.write(index.encode(header, file))
-                os.replace(temporary, os.path.join(self._folder, digest))
-            except BaseException:
-                os.unlink(temporary)
-                raise
+            with replacing(os.path.join(self._folder, digest), 0o600) as stream:
+                stream.write(index.encode(header, file))
             self._link(digest, name)
             self._prune()
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from max_build.machine import available_memory
 from max_build.weights import policy
 from max_build.weights.plan import SECTOR
 
@@ -205,5 +206,5 @@ def execute(
 
 def goes_direct(file: File) -> bool:
     """Whether reading the whole of `file` should go round the page cache."""
-    tight = policy.available_memory() < 2 * file.size
+    tight = available_memory() < 2 * file.size
     return policy.reads_directly(file.filesystem, file.resident(), tight=tight)

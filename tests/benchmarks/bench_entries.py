@@ -39,7 +39,8 @@ GC = """
 import sys, time
 from pathlib import Path
 from max_build.store.directory import DirectoryStore
-from max_build.store.gc import collect, plan, survey
+from max_build.store.gc import collect, plan
+from max_build.store.survey import survey
 store = DirectoryStore(Path(sys.argv[1]))
 started = time.perf_counter()
 what = plan(survey(store), max_age=float(sys.argv[2]))

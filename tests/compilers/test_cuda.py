@@ -14,8 +14,8 @@ import pytest
 from kernel_repos import CHAIN, SAXPY, Repo, chain, make, saxpy
 from max_build import load_settings
 from max_build.compilers import Job, Memory
+from max_build.compilers.cubin import read_cubin
 from max_build.compilers.cuda import CudaCompiler
-from max_build.compilers.elf import read_cubin
 from max_build.errors import ConfigError, ToolchainError
 from max_build.key import Components, changes
 from max_build.target import Target

@@ -87,7 +87,7 @@ def test_the_arguments_of_everything_at_once() -> None:
         "--fmad=true", "--ftz=false", "--prec-div=false", "--prec-sqrt=false",
         "--maxrregcount=64", "--generate-line-info", "-Ofc=max", "-restrict", "-Xptxas", "-v",
     )  # fmt: skip
-    ptx = decode({"maxrregcount": 32, "lineinfo": True}, names=PTX_NAMES)
+    ptx = decode({"maxrregcount": 32, "lineinfo": True}, PTX_NAMES)
     assert ptx.linker_arguments() == ("-maxrregcount=32", "-lineinfo")
 
 
@@ -100,9 +100,9 @@ def test_every_mistake_is_told_at_once() -> None:
                 "1a": 1, "T": "__TIME__", "H": "__has_include(<a.h>)", "L": [1], "M": "a\nb",
             },
             "extra": ["-w", ""],
-        }, "tool.max-build.kernels.k.options")  # fmt: skip
+        })  # fmt: skip
     told = str(caught.value)
-    where = "`tool.max-build.kernels.k.options."
+    where = "`options."
     assert told.splitlines() == [
         f"{where}st` is unknown; did you mean `std`?",
         f"{where}use_fast_math` is unknown; did you mean `use-fast-math`?",

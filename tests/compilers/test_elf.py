@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from max_build.compilers import elf
+from max_build.compilers.cubin import check_cubin, read_cubin
 from max_build.compilers.cuda_libraries import NVJITLINK, NVRTC
+from max_build.compilers.elf_headers import AMDGPU, CUDA
 from max_build.compilers.linker import link_cubin
+from max_build.compilers.mef import check_mef, mef_architectures, read_mef
 from max_build.compilers.nvrtc import compile_cubin
 from max_build.errors import CompileError, ToolchainError
 
@@ -64,7 +66,7 @@ def host_code() -> bytes:
 
 
 def test_a_cubin_names_its_architecture_and_its_kernels(cubin: bytes) -> None:
-    found = elf.read_cubin(cubin)
+    found = read_cubin(cubin)
     assert found.arch == "sm_90a"
     assert found.executable
     assert found.size == len(cubin)
@@ -85,10 +87,10 @@ def test_a_cubin_names_its_architecture_and_its_kernels(cubin: bytes) -> None:
 )
 def test_the_suffix_of_the_architecture_is_read_from_the_code(arch: str) -> None:
     cubin = compile_cubin(b"__global__ void k() {}", "k.cu", arch).cubin
-    assert elf.check_cubin(cubin, arch, ["_Z1kv"]).arch == arch
+    assert check_cubin(cubin, arch, ["_Z1kv"]).arch == arch
     for other in {"sm_80", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f"} - {arch}:
         with pytest.raises(CompileError, match=f"holds code for `{arch}`, not for `{other}`"):
-            elf.check_cubin(cubin, other)
+            check_cubin(cubin, other)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_90a"])
@@ -102,7 +104,7 @@ def test_the_older_layout_of_the_flags_is_read_too(arch: str, tmp_path: Path) ->
         [ptxas, "-arch", arch, "k.ptx", "-o", "k.cubin"], cwd=tmp_path, check=True, timeout=60
     )
     cubin = (tmp_path / "k.cubin").read_bytes()
-    assert elf.check_cubin(cubin, arch, ["seven"]).arch == arch
+    assert check_cubin(cubin, arch, ["seven"]).arch == arch
 
 
 def test_a_linked_cubin_is_read_like_a_compiled_one() -> None:
@@ -111,13 +113,13 @@ def test_a_linked_cubin_is_read_like_a_compiled_one() -> None:
     except ToolchainError as error:
         pytest.skip(error.message)
     for arch in ("sm_90a", "sm_100f"):
-        elf.check_cubin(link_cubin(PTX, "seven.ptx", arch).cubin, arch, ["seven"])
+        check_cubin(link_cubin(PTX, "seven.ptx", arch).cubin, arch, ["seven"])
 
 
 def test_what_is_wrong_with_a_cubin_is_said(cubin: bytes, host_code: bytes) -> None:
     def refused(data: bytes, message: str, *names: str) -> None:
         with pytest.raises(CompileError, match=message):
-            elf.check_cubin(data, "sm_90a", names)
+            check_cubin(data, "sm_90a", names)
 
     refused(b"", "the cubin is empty")
     refused(b"ptxas fatal: out of memory", "not an ELF file: starts with b'ptxas fa'")
@@ -139,7 +141,7 @@ def test_what_is_wrong_with_a_cubin_is_said(cubin: bytes, host_code: bytes) -> N
 def test_a_cubin_cut_at_every_64th_byte_is_refused(cubin: bytes) -> None:
     for length in range(0, len(cubin), 64):
         with pytest.raises(CompileError):
-            elf.check_cubin(cubin[:length], "sm_90a", ["saxpy"])
+            check_cubin(cubin[:length], "sm_90a", ["saxpy"])
 
 
 def test_flipped_bits_end_in_an_answer_or_in_one_kind_of_error(cubin: bytes) -> None:
@@ -152,7 +154,7 @@ def test_flipped_bits_end_in_an_answer_or_in_one_kind_of_error(cubin: bytes) -> 
             end = chance.choice((256, len(damaged)))
             damaged[chance.randrange(end)] ^= 1 << chance.randrange(8)
         try:
-            elf.read_cubin(bytes(damaged))
+            read_cubin(bytes(damaged))
         except CompileError:
             refused += 1
     assert refused > 500
@@ -164,12 +166,12 @@ def test_a_table_of_endless_names_is_refused_before_it_is_spelled() -> None:
     header = struct.pack(
         "<16sHHIQQQIHHHHHH",
         b"\x7fELF\x02\x01\x01\x00\x08" + bytes(7),
-        *(2, elf.CUDA, 1, 0, 0, 64, 0x5A02, 64, 56, 0, 64, sections, 0),
+        *(2, CUDA, 1, 0, 0, 64, 0x5A02, 64, 56, 0, 64, sections, 0),
     )
     strings = 64 + sections * 64
     row = struct.pack("<IIQQQQIIQQ", 0, 3, 0, 0, strings, len(name), 0, 0, 1, 0)
     with pytest.raises(CompileError, match="more names than it has bytes for"):
-        elf.read_cubin(header + row * sections + name)
+        read_cubin(header + row * sections + name)
 
 
 def container(*parts: bytes) -> bytes:
@@ -180,12 +182,12 @@ def container(*parts: bytes) -> bytes:
 def test_every_elf_in_a_mef_is_found(cubin: bytes, host_code: bytes) -> None:
     second = compile_cubin(b"__global__ void k() {}", "k.cu", "sm_90a").cubin
     mef = container(host_code, cubin, second)
-    host, first, last = elf.check_mef(mef, "sm_90a")
+    host, first, last = check_mef(mef, "sm_90a")
     assert host.arch in ("x86-64", "aarch64")
     assert host.kernels == ()
     assert mef[first.offset : first.offset + first.size] == cubin
-    assert [kernel.name for kernel in first.kernels] == list(elf.read_cubin(cubin).entry_points)
-    assert (last.machine, last.arch) == (elf.CUDA, "sm_90a")
+    assert [kernel.name for kernel in first.kernels] == list(read_cubin(cubin).entry_points)
+    assert (last.machine, last.arch) == (CUDA, "sm_90a")
     assert mef[last.offset : last.offset + last.size] == second
 
 
@@ -197,7 +199,7 @@ def test_device_code_inside_host_code_is_found(cubin: bytes, host_code: bytes) -
     header[40:48] = (64).to_bytes(8, "little")
     header[54:64] = struct.pack("<HHHHH", 56, 0, 64, 1, 0)
     host = bytes(header) + rows + cubin
-    outer, inner = elf.check_mef(container(host), "sm_90a")
+    outer, inner = check_mef(container(host), "sm_90a")
     assert outer.size == len(host)
     assert (inner.offset - outer.offset, inner.size) == (128, len(cubin))
 
@@ -207,7 +209,7 @@ def test_a_mef_for_something_else_is_refused(cubin: bytes, host_code: bytes) -> 
 
     def refused(data: bytes, target: str, message: str) -> None:
         with pytest.raises(CompileError, match=message):
-            elf.check_mef(data, target)
+            check_mef(data, target)
 
     refused(b"", "cpu", "the MEF is empty")
     refused(b"nothing in here", "cpu", "holds no host code")
@@ -220,20 +222,20 @@ def test_a_mef_for_something_else_is_refused(cubin: bytes, host_code: bytes) -> 
         container(host_code, cubin, plain), "sm_90a", "1 of 2 device images for `sm_90`, the fi"
     )
     refused(container(host_code, cubin)[:-100], "sm_90a", "the ELF at byte .* of the MEF is trunca")
-    assert len(elf.check_mef(container(host_code), "cpu")) == 1
-    assert len(elf.check_mef(container(host_code), "sm_90a")) == 1
+    assert len(check_mef(container(host_code), "cpu")) == 1
+    assert len(check_mef(container(host_code), "sm_90a")) == 1
 
 
 def test_the_one_tolerance_is_what_max_does_with_a_plain_target(
     cubin: bytes, host_code: bytes
 ) -> None:
-    assert elf.mef_architectures("cpu") == frozenset()
-    assert elf.mef_architectures("sm_80") == {"sm_80"}
-    assert elf.mef_architectures("sm_90") == {"sm_90", "sm_90a"}
-    assert elf.mef_architectures("sm_90a") == {"sm_90a"}
-    assert elf.mef_architectures("sm_100f") == {"sm_100f"}
-    assert elf.mef_architectures("gfx942") == {"gfx942"}
-    assert elf.check_mef(container(host_code, cubin), "sm_90")[1].arch == "sm_90a"
+    assert mef_architectures("cpu") == frozenset()
+    assert mef_architectures("sm_80") == {"sm_80"}
+    assert mef_architectures("sm_90") == {"sm_90", "sm_90a"}
+    assert mef_architectures("sm_90a") == {"sm_90a"}
+    assert mef_architectures("sm_100f") == {"sm_100f"}
+    assert mef_architectures("gfx942") == {"gfx942"}
+    assert check_mef(container(host_code, cubin), "sm_90")[1].arch == "sm_90a"
 
 
 def test_a_damaged_mef_ends_in_an_answer_or_in_one_kind_of_error(
@@ -248,7 +250,7 @@ def test_a_damaged_mef_ends_in_an_answer_or_in_one_kind_of_error(
             at = chance.choice((64 + chance.randrange(64), start + chance.randrange(2_000)))
             damaged[at] ^= 1 << chance.randrange(8)
         try:
-            elf.read_mef(bytes(damaged))
+            read_mef(bytes(damaged))
         except CompileError as error:
             assert str(error)
 
@@ -261,7 +263,7 @@ def test_a_damaged_mef_ends_in_an_answer_or_in_one_kind_of_error(
 def test_what_max_compiles_is_what_it_says(api: str, arch: str, code: str, tmp_path: Path) -> None:
     pytest.importorskip("max.engine")
     mef = compile_graph(api, arch, tmp_path)
-    device = [i for i in elf.check_mef(mef, arch) if i.machine in (elf.CUDA, elf.AMDGPU)]
+    device = [i for i in check_mef(mef, arch) if i.machine in (CUDA, AMDGPU)]
     assert {image.arch for image in device} == {code}
     assert all(kernel.registers and kernel.code_bytes for i in device for kernel in i.kernels)
 

@@ -1,4 +1,4 @@
-"""`elf` against NVIDIA's `cuobjdump`, over the cubins of every compiler there is."""
+"""`read_cubin` against NVIDIA's `cuobjdump`, over the cubins of every compiler there is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from max_build.compilers import elf
+from max_build.compilers.cubin import Cubin, check_cubin, read_cubin
 from max_build.compilers.cuda_libraries import NVJITLINK, NVRTC
+from max_build.compilers.elf_headers import CUDA
 from max_build.compilers.linker import link_cubin
+from max_build.compilers.mef import read_mef
 from max_build.compilers.nvrtc import compile_cubin
 from max_build.errors import ToolchainError
 
@@ -118,7 +120,7 @@ def dumped(tool: str, option: str, path: Path) -> str:
     return done.stdout
 
 
-def assert_agrees(tool: str, path: Path, cubin: elf.Cubin) -> None:
+def assert_agrees(tool: str, path: Path, cubin: Cubin) -> None:
     text = dumped(tool, "-res-usage", path)
     theirs = {
         name: dict(item.rsplit(":", 1) for item in row.split())
@@ -154,7 +156,7 @@ def test_a_hundred_real_cubins_read_as_cuobjdump_reads_them(cuobjdump: str, tmp_
     count = 0
     for cubins in (nvrtc_cubins(), nvjitlink_cubins(), triton_cubins(tmp_path)):
         for name, arch, data in cubins:
-            cubin = elf.check_cubin(data, arch)
+            cubin = check_cubin(data, arch)
             path = tmp_path / f"{name}.cubin"
             path.write_bytes(data)
             assert_agrees(cuobjdump, path, cubin)
@@ -171,12 +173,12 @@ def test_the_cubins_in_a_mef_read_as_cuobjdump_reads_them(
         # A cubin kept by itself is not what this is about.
         if data.startswith(b"\x7fELF"):
             continue
-        for image in elf.read_mef(data):
-            if image.machine != elf.CUDA:
+        for image in read_mef(data):
+            if image.machine != CUDA:
                 continue
             path = tmp_path / f"{image.offset}.cubin"
             path.write_bytes(data[image.offset : image.offset + image.size])
-            cubin = elf.check_cubin(path.read_bytes(), "sm_90a")
+            cubin = check_cubin(path.read_bytes(), "sm_90a")
             assert cubin.kernels == image.kernels
             assert_agrees(cuobjdump, path, cubin)
             count += 1
@@ -192,4 +194,4 @@ def test_the_architecture_reads_as_cuobjdump_reads_it(
     named = re.search(r"\bsm=(\w+)", dumped(cuobjdump, "-elf", path))
     assert named is not None
     # It knows nothing of `f`: the code is that of the plain architecture.
-    assert named[1] == elf.read_cubin(path.read_bytes()).arch.removeprefix("sm_").rstrip("f")
+    assert named[1] == read_cubin(path.read_bytes()).arch.removeprefix("sm_").rstrip("f")

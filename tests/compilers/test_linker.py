@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from max_build.compilers import linker
+from max_build.compilers.cubin import check_cubin
 from max_build.compilers.cuda_libraries import NVJITLINK
-from max_build.compilers.elf import check_cubin
+from max_build.compilers.ptx_text import Ptx, read_ptx
 from max_build.errors import CompileError, ToolchainError
 
 PTX = b"""// .version 1.0 in a comment
@@ -33,7 +34,12 @@ def nvjitlink() -> None:
 
 
 def test_a_module_says_what_it_is() -> None:
-    assert linker.read_ptx(PTX, "k.ptx") == linker.Ptx((8, 7), "sm_90", ("$odd_name$", "seven"))
+    assert read_ptx(PTX, "k.ptx") == Ptx((8, 7), "sm_90")
+
+
+def test_what_is_said_in_a_comment_is_not_said() -> None:
+    ptx = b"/*\n.version 9.9\n.target sm_10\n*/\n.version 7.0\n// x\n.target sm_70\n"
+    assert read_ptx(ptx, "k.ptx") == Ptx((7, 0), "sm_70")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,7 @@ def test_a_module_says_what_it_is() -> None:
 )
 def test_what_is_not_ptx_is_refused(ptx: bytes, missing: str) -> None:
     with pytest.raises(CompileError, match=f"`k.ptx` is not PTX: it has no `{missing}` directive"):
-        linker.read_ptx(ptx, "k.ptx")
+        read_ptx(ptx, "k.ptx")
 
 
 @pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "sm_100f", "sm_121a"])

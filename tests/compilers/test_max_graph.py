@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from max_build.compilers.max_graph import canonical_options
 from max_build.compilers.mojo_libraries import tree_digest
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
 from max_build.key import changes, key_of
-from max_build.worker import Derive, Derived, Failed
+from max_build.messages import Derive, Derived
 from max_build.workers import Worker
 from support import GRAPH, PYPROJECT, write_project
 
@@ -36,18 +37,15 @@ def derive(tmp_path: Path) -> Derivation:
         scratch.mkdir()
         worker = Worker(root)
         try:
-            answer = worker.ask(
+            return worker.ask(
                 Derive(
                     settings.units[0], target, settings.root, settings.python_path, str(scratch)
                 ),
+                Derived,
                 timeout=120,
             )
         finally:
             worker.close()
-        if isinstance(answer, Failed):
-            raise answer.error()
-        assert isinstance(answer, Derived)
-        return answer
 
     return derive
 
@@ -298,6 +296,20 @@ def test_what_the_projects_code_sets_for_the_compile_is_a_miss(
 ) -> None:
     after = derive(graph=GRAPH.replace("def build(target):", f"def build(target):\n    {code}"))
     assert [one[0] for one in changes(before.components, after.components)] == [component]
+
+
+def test_the_options_of_a_session_are_those_that_decide_the_code() -> None:
+    from max.engine import InferenceSession
+
+    options = canonical_options(
+        InferenceSession.debug, {"one": 1, "text": "1", "yes": True}, tile_based_fusion=True
+    )
+    assert options == {
+        "define.one": "int 1",
+        "define.text": "str 1",
+        "define.yes": "bool True",
+        "tile-based-fusion": "true",
+    }
 
 
 def test_a_kernel_librarys_digest_follows_links_and_survives_a_loop(tmp_path: Path) -> None:

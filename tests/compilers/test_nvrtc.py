@@ -87,14 +87,16 @@ def test_a_refusal_says_what_nvrtc_said(
 
 def test_the_build_is_told_in_full_and_remembered() -> None:
     memo: dict = {}
-    found = NVRTC.build_id(memo)
+    releases: dict = {}
+    found = NVRTC.build_id(memo, releases)
     banner = nvrtc.compile_cubin(b"", "k.cu", "compute_80").ptx.decode()
     _, version, change, digest = found.split()
     assert f"V{version}" in banner
     assert change in banner
     assert len(digest) == len("sha256:") + 64
-    assert memo
-    assert NVRTC.build_id(memo) == found == NVRTC.build_id()
+    assert memo.keys() == {str(path) for path in NVRTC._parts(NVRTC.find())}
+    assert list(releases.values()) == [f"{version} {change}"]
+    assert NVRTC.build_id(memo, releases) == found == NVRTC.build_id()
 
 
 def test_the_build_is_known_without_loading_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kernel_repos import Repo, make
 from max_build import load_settings
-from max_build.compilers.elf import read_cubin
+from max_build.compilers.cubin import read_cubin
 from max_build.errors import ConfigError
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from harness import Target, scratch
 
-from max_build.compilers.includes import Closure, Disk, Layout, changed, resolve
+from max_build.compilers.files import Disk
+from max_build.compilers.includes import Closure, Layout, changed, resolve
 from max_build.compilers.scan import scan
 from max_build.errors import CompileError
 

@@ -17,7 +17,8 @@ from elf_files import cubin, notes
 from fuzz_records import ARTIFACT, RECORD_OF_ALL, entry_of, recipe_text
 
 from max_build import manifest
-from max_build.compilers.elf import read_cubin, read_mef
+from max_build.compilers.cubin import read_cubin
+from max_build.compilers.mef import read_mef
 from max_build.compilers.scan import scan
 from max_build.config import load_settings
 from max_build.errors import CompileError, ConfigError, LoadError, StoreError, WeightsError
@@ -182,7 +183,16 @@ def test_a_size_beyond_63_bits_is_none() -> None:
     "url", ["http://[x", "https://ci:secret@[::1", "http://h:port", "http://h:99999", "file://[x"]
 )
 def test_a_remote_without_readable_host_is_told_and_not_shown(tmp_path: Path, url: str) -> None:
-    with pytest.raises(ConfigError, match="Host or port") as caught:
+    with pytest.raises(ConfigError, match="host or port") as caught:
+        open_cache(CacheSettings(dir=str(tmp_path), remote=url))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://ci:secret@", "http://?token=secret", "https://:80#secret", "http://u@/x?secret"]
+)
+def test_a_remote_without_host_is_told_without_what_is_secret(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match="names no host") as caught:
         open_cache(CacheSettings(dir=str(tmp_path), remote=url))
     assert "secret" not in str(caught.value)
 
@@ -291,6 +301,6 @@ def test_a_bundle_of_many_entries_is_taken_one_by_one(tmp_path: Path) -> None:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert (carried.records, carried.blobs, len(carried.refused)) == (1, 2, 20)
+        assert (carried.entries, carried.blobs, len(carried.refused)) == (1, 2, 20)
         assert isinstance(cache.lookup(KEY), Hit)
     assert peak < 30 << 20

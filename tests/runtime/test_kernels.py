@@ -11,9 +11,11 @@ import max_build
 from kernel_repos import Repo, make, saxpy
 from max_build import load_settings, manifest, open_cache
 from max_build.errors import LoadError, NotBuiltError
+from max_build.key import digest
 from max_build.packaging import manifest_of
 from max_build.runtime import devices
-from max_build.runtime.kernels import Kernels, load_kernels
+from max_build.runtime.kernels import load_kernels
+from max_build.runtime.module import Kernels
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 
@@ -85,6 +87,37 @@ def test_a_device_that_nothing_runs_on_is_refused_with_each_reason(wheel: Path) 
     text = str(caught.value)
     for part in ("`sm_80`", "`sm_90a`", "`sm_100f`", "PTX of `sm_80`", "7.5"):
         assert part in text
+
+
+def ptx_wheel(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module whose comment names a version and a target that nothing here has."""
+    text = (
+        "/*\n.version 100.0\n.target sm_999\n*/\n.version 7.0\n.target sm_70\n"
+        ".address_size 64\n.visible .entry nothing() { ret; }\n"
+    )
+    table = 'source = "k.ptx"\nkeep-ptx = true\ntargets = ["sm_80"]'
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(base / "cache"))
+    return ship(make(base / "repo", {"k.ptx": text}, {"nothing": table}), base / "wheel")
+
+
+def test_what_ptx_says_in_a_comment_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = load_kernels(ptx_wheel(tmp_path, monkeypatch), device="sm_120")
+    assert (kernels.target, kernels.role) == ("sm_80", "ptx")
+
+
+def test_ptx_that_is_none_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ptx_wheel(tmp_path, monkeypatch)
+    stated = json.loads((folder / manifest.NAME).read_bytes())
+    record = stated["units"]["nothing"]["targets"]["sm_80"]
+    (blob,) = (one for one in record["blobs"] if one["role"] == "ptx")
+    data = b"no PTX"
+    blob.update(digest=digest(data), size=len(data))
+    (folder / manifest.NAME).write_text(json.dumps(stated))
+    (folder / f"{blob['digest']}.ptx").write_bytes(data)
+    with pytest.raises(LoadError, match=r"PTX of `sm_80`: .* is not PTX: it has no `\.version`"):
+        load_kernels(folder, device="sm_120")
 
 
 def test_source_level_names_lead_to_the_code(wheel: Path) -> None:

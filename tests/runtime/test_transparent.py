@@ -75,6 +75,19 @@ def test_what_a_session_holds_is_a_part_of_the_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_how_values_are_shown_is_no_part_of_the_key(tmp_path: Path) -> None:
+    code = """
+    from max._core.engine import PrintStyle
+    engine.InferenceSession.debug.print_style = PrintStyle.{}
+    session = engine.InferenceSession(devices=[driver.CPU()])
+    session.compile(graph(2.0))
+    """
+    for style, said in (("NONE", "1 compiled"), ("FULL", "1 cached")):
+        done = run_under(tmp_path, PROGRAM + textwrap.dedent(code).format(style))
+        assert f"max-build: {said}" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
 def test_modules_async_compiles_and_maxs_own_stores_go_on_working(tmp_path: Path) -> None:
     code = PROGRAM + textwrap.dedent(
         """

@@ -36,7 +36,7 @@ def drawn(name: str, size: int, common: bytes = b"") -> tuple[Record, Files]:
 def obtain(cache: Cache, name: str, compile_: Callable[[], tuple[Record, Files]]) -> Hit:
     """Look up, and compile what misses, as a build does; counted as one lookup."""
     key = example(name, b"").key
-    found = cache.lookup(key, again=True)
+    found = cache.lookup(key, count_miss=False)
     if isinstance(found, Hit):
         return found
     with cache.single_flight(key) as waited:

@@ -6,12 +6,13 @@ import sys
 import threading
 import time
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from max_build.errors import ConfigError, StoreError
-from max_build.key import digest
+from max_build.key import digest, key_of
 from max_build.store import CacheSettings, Hit, Miss, open_cache
 from max_build.testing.store import example
 
@@ -410,6 +411,31 @@ def test_recipes_are_kept_newest_first_and_limited(cache):
     assert cache.recipes(lookup) == (b'{"n":8}', b'{"n":9}', b'{"n":7}', b'{"n":6}')
 
 
+def test_of_recipes_that_are_too_large_together_the_newest_are_kept(cache):
+    lookup = digest(b"l")
+    texts = [b'{"n":%d,"x":"%s"}' % (n, b"a" * 900_000) for n in range(8)]
+    for text in texts:
+        cache.add_recipe(lookup, text)
+    assert cache.recipes(lookup) == tuple(texts[:3:-1])
+    assert cache.warnings == []
+    cache.add_recipe(lookup, b'{"x":"%s"}' % (b"a" * (5 << 20)))
+    assert cache.recipes(lookup) == tuple(texts[:3:-1])
+    assert "a recipe is not kept" in cache.warnings[0]
+
+
+def test_a_record_that_is_too_large_is_told_and_not_written(cache, root):
+    record = example("large", ARTIFACT)
+    many = {f"include/{n:06}.h": digest(b"%d" % n) for n in range(60_000)}
+    components = msgspec.structs.replace(record.components, dependencies=many)
+    record = msgspec.structs.replace(record, components=components, key=key_of(components))
+    for _ in range(2):
+        cache.publish(record, {digest(ARTIFACT): ARTIFACT})
+    assert cache.lookup(record.key) == Miss("absent")
+    assert cache.path(record.blobs[0]).read_bytes() == ARTIFACT
+    assert len(cache.warnings) == 1
+    assert "(`large`) is not kept" in cache.warnings[0]
+
+
 def test_damaged_recipes_are_none(cache, root):
     lookup = digest(b"l")
     cache.add_recipe(lookup, b"{}")
@@ -451,7 +477,7 @@ def test_counters_last(tmp_path):
 
 
 def test_a_wrong_public_key_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="Public key 2"):
+    with pytest.raises(ConfigError, match="public key 2"):
         open_cache(
             CacheSettings(dir=str(tmp_path), public_keys=("a:" + "A" * 43 + "=", "nonsense"))
         )

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import os
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from max_build.errors import MaxBuildError
 from max_build.key import digest
 from max_build.manifest import ManifestUnit
 from max_build.store import CacheSettings, Hit, open_cache
+from max_build.store.doctor import examine, specific
 from max_build.testing.store import example
 from support import max_build
 
@@ -54,6 +56,7 @@ def run(project, capsys):
         out, _ = capsys.readouterr()
         return status, json.loads(out) if "--json" in arguments else out
 
+    call.parser = parser
     return call
 
 
@@ -70,6 +73,30 @@ def test_gc_of_any_directory(run, project):
     assert run("gc", "--dir", project / "cache", "--max-age", "1d")[0] == 0
     with pytest.raises(MaxBuildError, match="is not a directory"):
         run("gc", "--dir", project / "nowhere")
+
+
+def test_gc_refuses_a_folder_that_is_no_cache(run, project):
+    with pytest.raises(MaxBuildError, match=f"`{project}` is no cache") as caught:
+        run("gc", "--dir", project)  # one level too high
+    assert "CACHEDIR.TAG" in caught.value.hint
+    (project / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
+    with pytest.raises(MaxBuildError, match="is no cache"):
+        run("gc", "--dir", project)  # another program's
+
+
+def test_gc_tells_of_leftovers(run, project):
+    left = project / "cache" / "tmp" / ("0" * 16)
+    left.write_text("")
+    os.utime(left, (1, 1))
+    assert "would remove 1 old file of interrupted" in run("gc", "-n")[1]
+    assert run("gc", "--json")[1]["leftovers"] == 1
+
+
+def test_gc_of_a_tier_that_is_only_read_says_what_to_set(run, project, monkeypatch):
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    with pytest.raises(MaxBuildError, match="read-only") as caught:
+        run("gc", "--tier", "remote")
+    assert "MAX_BUILD_REMOTE_MODE=read-write" in caught.value.hint
 
 
 def test_gc_of_a_tier_that_is_not_there(run):
@@ -111,10 +138,12 @@ def test_stats(run):
 
 
 def test_push_and_pull(run, project, monkeypatch):
-    with pytest.raises(MaxBuildError, match="no remote to pull from"):
-        run("pull")
+    for command, way in (("pull", "from"), ("push", "to")):
+        with pytest.raises(MaxBuildError, match=f"no remote to {command} {way}"):
+            run(command)
     monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
-    assert run("push", "--json")[0] == 1
+    with pytest.raises(MaxBuildError, match="may only read the remote"):
+        run("push")
     monkeypatch.setenv("MAX_BUILD_REMOTE_MODE", "read-write")
     status, report = run("push", "--unit", "one", "--json")
     assert (status, report["moved"]) == (0, [KEYS["one"]])
@@ -123,6 +152,20 @@ def test_push_and_pull(run, project, monkeypatch):
     assert (status, report["moved"]) == (0, [KEYS["one"]])
     with open_cache(CacheSettings(dir=str(project / "other"))) as cache:
         assert isinstance(cache.lookup(KEYS["one"]), Hit)
+
+
+def test_a_reason_of_many_keys_is_told_once(run, project, monkeypatch, capsys):
+    shutil.rmtree(project / "remote")
+    (project / "remote").mkdir()
+    (project / "remote" / "ac").write_text("")
+    (project / "remote" / "cas").write_text("")
+    monkeypatch.setenv("MAX_BUILD_REMOTE", f"file://{project / 'remote'}")
+    monkeypatch.setenv("MAX_BUILD_REMOTE_MODE", "read-write")
+    options = run.parser.parse_args(["push"])
+    assert options.run(options) == 1
+    told = capsys.readouterr().err
+    assert told.count("the remote cache did not take it") == 1
+    assert " and 1 other: " in told
 
 
 def test_a_key_that_nothing_fits_is_told(run, project, monkeypatch):
@@ -248,7 +291,8 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
     site = toy_repo.write_compiler(tmp_path / "site")
     source = "def build(target):\n    return 'ir of a graph'\n"
     repo = toy_repo.write_project(tmp_path / "repo", unit=source)
-    lock = tmp_path / "max-build.lock"
+    lock, other = tmp_path / "max-build.lock", tmp_path / "max-build.lock.tmp"
+    other.write_bytes(b"not ours")  # as another build might call what it is about to put there
     written = set()
     for machine in ("ci", "other"):
         env = {
@@ -261,6 +305,7 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
         assert done.returncode == 0, done.stderr
         written.add(lock.read_bytes())
     assert len(written) == 1
+    assert other.read_bytes() == b"not ours"
     assert str(tmp_path) not in lock.read_text()
     env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "server", "PYTHONPATH": None}
     (tmp_path / "empty").mkdir()
@@ -272,7 +317,7 @@ def test_a_build_writes_a_lock_that_fills_a_machine_without_compiler_or_project(
         assert isinstance(found, Hit)
         assert cache.path(found.record.blobs[0]).read_bytes() == b"ir of a graph"
     env = {**remote, "MAX_BUILD_CACHE_DIR": tmp_path / "ci", "PYTHONPATH": site}
-    for place in (tmp_path / "nowhere" / "lock", lock / "below"):
+    for place in (tmp_path / "nowhere" / "lock", lock / "below", Path(".")):
         done = max_build("build", "--lock", str(place), cwd=repo, env=env)
         assert done.returncode == 1
         assert f"lock `{place}` cannot be written" in done.stderr
@@ -283,7 +328,7 @@ def test_pack_and_unpack(run, project, monkeypatch):
     assert run("pack", "-o", project / "c.tar.zst", "--unit", "none")[0] == 1
     monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(project / "other"))
     status, report = run("unpack", project / "b.tar.zst", "--json")
-    assert (status, report["records"], report["refused"]) == (0, 2, [])
+    assert (status, report["entries"], report["refused"]) == (0, 2, [])
     with pytest.raises(MaxBuildError, match="cannot be read"):
         run("unpack", project / "pyproject.toml")
 
@@ -310,6 +355,45 @@ def test_doctor(run, project, monkeypatch):
     status, text = run("doctor")
     assert status == 1
     assert "does not exist" in text
+
+
+def test_doctor_says_one_thing_of_a_tier_that_was_left_out(run, project, monkeypatch):
+    monkeypatch.setenv("MAX_BUILD_SHARED", str(project / "nowhere"))
+    assert "nothing is shared" not in run("doctor")[1]
+    monkeypatch.delenv("MAX_BUILD_SHARED")
+    assert "nothing is shared" in run("doctor")[1]
+
+
+def test_doctor_says_where_rights_are_missing(project):
+    (project / "remote").chmod(0o755)
+    settings = CacheSettings(dir=str(project / "cache"), shared=str(project / "remote"))
+    with open_cache(settings) as cache:
+        cache.outer[0].store.writable = False  # as for a user without the right
+        (check,) = [one for one in examine(cache) if one.verdict == "note"]
+    assert (check.place, "in its group" in check.fix) == ("shared", True)
+
+
+@pytest.mark.parametrize(
+    ("url", "message", "told"),
+    [
+        ("https://h", "failed: SSL, self-signed certificate", "remote-ca"),
+        ("https://h", "failed: SSL, unable to get local issuer certificate", "remote-ca"),
+        ("https://h", "failed: SSL, WRONG_VERSION_NUMBER", "`http://`"),
+        ("http://h", "GET ac/0 gave status 400", "`https://`"),
+        ("http://h", "GET ac/0 failed: ProtocolError", "`https://`"),
+        ("s3://b", "PUT http://169.254.169.254/latest/api/token: 403", "AWS_ACCESS_KEY_ID"),
+        ("s3://b", "remote cache did not answer for 2.0 s", "AWS_ACCESS_KEY_ID"),
+        ("gs://b", "GET http://169.254.169.254/computeMetadata", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("https://h", "gave status 500", ""),
+        ("http://h", "remote cache did not answer for 2.0 s", ""),
+    ],
+)
+def test_doctor_knows_what_mends_it(monkeypatch, tmp_path, url, message, told):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    assert told in specific(url, message)
+    assert bool(told) == bool(specific(url, message))
 
 
 def test_doctor_says_what_a_dead_remote_needs(run, monkeypatch):

@@ -4,7 +4,9 @@ import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,10 @@ from hypothesis import strategies as st
 from max_build.key import digest
 from max_build.store import CacheSettings, Hit, Miss, open_cache
 from max_build.store.directory import DirectoryStore
-from max_build.store.gc import Found, Survey, gc, pin, plan, survey
+from max_build.store.flight import node_lock
+from max_build.store.gc import gc, pin, plan
+from max_build.store.names import FARM, LEFTOVERS, aside, new_folder, temporary
+from max_build.store.survey import Found, Survey, survey
 from max_build.store.verify import verify
 from max_build.testing.store import example
 
@@ -168,15 +173,57 @@ def test_a_mapped_artifact_survives_its_eviction(filled):
 def test_leftovers_of_killed_writers_go(filled):
     root, _ = filled
     store = DirectoryStore(root)
-    for folder in ("tmp", "lock", "quarantine"):
-        path = store.folder(folder) / "left"
+    left = {"tmp": temporary(), "lock": digest(b"k"), "quarantine": aside("ac", digest(b"k"))}
+    for folder, name in left.items():
+        path = store.folder(folder) / name
         path.write_text("")
         os.utime(path, (1, 1))
-    (root / "new-0").mkdir()
-    os.utime(root / "new-0", (1, 1))
-    (root / "tmp" / "now").write_text("")
-    assert gc(store).leftovers == 4
-    assert [path.name for path in (root / "tmp").iterdir()] == ["now"]
+    new = root / new_folder()
+    new.mkdir()
+    os.utime(new, (1, 1))
+    farm = Path(tempfile.mkdtemp(prefix=FARM, dir=root / "tmp"))
+    (farm / "source.py").write_text("")
+    os.utime(farm, (1, 1))
+    now = temporary()
+    (root / "tmp" / now).write_text("")
+    assert gc(store, dry_run=True).leftovers == 5
+    assert farm.exists()
+    assert gc(store).leftovers == 5
+    assert [path.name for path in (root / "tmp").iterdir()] == [now]
+
+
+def test_what_a_store_makes_for_a_while_has_names_that_gc_knows(tmp_path):
+    store = DirectoryStore(tmp_path)
+    key = digest(b"k")
+    store.take_lease(key, b"us")
+    with node_lock(store.folder("lock") / key, 1), store.receive(digest(b""), 0):
+        store.put_entry(key, b"bad")
+        store.discard("ac", key)
+        store.path("ac", key).mkdir()
+        store.put_entry(key, b"good", replace=True)
+        for folder in ("tmp", "lock", "lease", "quarantine"):
+            found = [path.name for path in (tmp_path / folder).iterdir()]
+            assert found, folder
+            assert all(LEFTOVERS[folder][0].fullmatch(name) for name in found), found
+
+
+def test_gc_leaves_files_that_are_not_the_caches(tmp_path):
+    theirs = ["tmp/thesis.txt", "new-design/plan.md", "lock/x", "lease/y", "quarantine/z", "new-1"]
+    for name in theirs:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+        for one in (path, path.parent):
+            os.utime(one, (1, 1))
+    with open_cache(CacheSettings(dir=str(tmp_path))) as cache:
+        cache.publish(example("u", b"x"), {digest(b"x"): b"x"})
+    assert (tmp_path / "collected").exists()
+    assert all((tmp_path / name).read_text() == "mine" for name in theirs)
+
+
+def test_no_time_unused_is_a_limit_too():
+    done = plan(seen([found("used", 2 * HOUR, 1)], {1: 100}), max_age=0)
+    assert [entry.key for entry in done.entries] == ["used"]
 
 
 def test_gc_reads_what_a_bazel_server_keeps(tmp_path):

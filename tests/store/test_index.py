@@ -116,7 +116,7 @@ def test_no_pickle_is_ever_read(memo, tmp_path, monkeypatch):
 
 
 def test_what_is_not_plain_is_not_written(memo):
-    from max_build.store._disk import PlainDisk
+    from max_build.store.plain_cache import PlainDisk
 
     disk = PlainDisk.__new__(PlainDisk)
     with pytest.raises(TypeError):

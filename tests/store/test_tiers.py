@@ -9,11 +9,18 @@ import time
 from collections import defaultdict
 from itertools import pairwise
 
+import msgspec
 import pytest
 
+from max_build.errors import ConfigError
 from max_build.key import digest
+from max_build.record import encode
 from max_build.store import CacheSettings, Hit, Miss, open_cache
+from max_build.store.directory import DirectoryStore
+from max_build.store.doctor import examine
+from max_build.store.entry import seal
 from max_build.store.tiers import Tier
+from max_build.store.transfer import push
 from max_build.store.trust import new_key
 from max_build.testing.store import example
 
@@ -388,6 +395,45 @@ def test_a_signer_replaces_what_it_does_not_trust(team, keys):
         assert cache.lookup(good.key) == Hit(good, "shared")
 
 
+def test_a_push_signs_nothing_that_came_unsigned(team, keys):
+    """Else whoever may write to a directory without trust has a signing machine's signature."""
+    evil, ours = example("evil", b"evil"), example("ours", b"ours")
+    signing = {
+        "signing_key": keys["ci"][1],
+        "public_keys": (keys["ci"][0],),
+        "remote_trust": "require",
+    }
+    with team.open("mallory", remote="") as cache:
+        cache.publish(evil, {digest(b"evil"): b"evil"})
+    with team.open("ci", **signing) as cache:
+        assert cache.lookup(evil.key).tier == "shared"
+        assert push(cache, [evil]).moved == (evil.key,)
+        assert any("is pushed without our signature" in line for line in cache.warnings)
+    with team.open("ci", remote="", signing_key=keys["ci"][1]) as cache:
+        cache.publish(ours, {digest(b"ours"): b"ours"})
+    with team.open("ci", **signing) as cache:
+        assert push(cache, [ours]).moved == (ours.key,)
+        assert cache.warnings == []
+    reader = {"shared": "", "remote_trust": "require", "public_keys": (keys["ci"][0],)}
+    with team.open("bob", **reader) as cache:
+        assert cache.lookup(evil.key).reason == "unsigned"
+        assert cache.lookup(ours.key) == Hit(ours, "remote")
+
+
+@pytest.mark.parametrize("signer", ["", "eve", "ci"])
+def test_what_will_be_a_miss_for_everybody_is_told_once(team, keys, signer):
+    signing_key = keys[signer][1] if signer else ""
+    with team.open("alice", **demanding(keys, signing_key=signing_key)) as cache:
+        for name in (b"one", b"two"):
+            cache.publish(example(name.decode(), name), {digest(name): name})
+        told = [line for line in cache.warnings if "a miss for everybody" in line]
+        assert len(told) == (signer != "ci")
+        checks = [check for check in examine(cache) if check.place == "trust"]
+    assert [check.verdict for check in checks] == ["ok" if signer == "ci" else "problem"]
+    if signer == "eve":
+        assert keys["eve"][0] in checks[0].fix
+
+
 def test_a_private_key_is_private_and_never_replaced(tmp_path):
     from max_build.errors import ConfigError
     from max_build.store.trust import read_signer
@@ -487,6 +533,100 @@ def test_no_entry_is_lost_because_a_tier_failed_for_a_moment(team):
         assert found.reason == "fault"
         tier.store.get_blob = real
         assert cache.lookup(record.key) == Hit(record, "shared")
+
+
+def test_an_entry_that_is_not_replaced_is_told(team):
+    good, record = b"good", example("unit", b"good")
+    with team.open("alice", remote="") as cache:
+        (tier,) = cache.outer
+        tier.store.put_entry(record.key, b"damaged")
+        real = tier.store.put_entry
+        tier.store.discard = lambda kind, name: None
+        tier.store.put_entry = lambda key, data, replace=False: not replace and real(key, data)
+        cache.publish(record, {digest(good): good})
+        assert any("did not take the entry" in line for line in cache.warnings)
+        assert cache.offer(record.key) == "the shared cache did not take it (server)"
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_record_with_a_wrong_size_costs_no_good_blob(team, by):
+    record = team.publish("alice", remote="")
+    (blob,) = record.blobs
+    bad = msgspec.structs.replace(
+        example("bad", b"bad"), blobs=(msgspec.structs.replace(blob, size=blob.size + by),)
+    )
+    with team.open("mallory", remote="") as cache:
+        cache.outer[0].store.put_entry(bad.key, seal(encode(bad)))
+    with team.open("alice", remote="") as cache:
+        assert cache.lookup(bad.key).reason == "damaged"
+        assert cache.lookup(record.key) == Hit(record, "local")
+        assert cache.warnings == []
+    with team.open("bob", remote="") as cache:
+        assert cache.lookup(bad.key).reason == "damaged"
+        assert cache.lookup(record.key) == Hit(record, "shared")
+
+
+def test_a_machine_that_only_fetches_makes_room(team):
+    records = [team.publish("alice", f"u{n}", os.urandom(10_000), remote="") for n in range(4)]
+    for record in records:
+        with team.open("bob", remote="", max_size=25_000) as cache:
+            assert cache.lookup(record.key) == Hit(record, "shared")
+        past = time.time() - 7200
+        for path in (team.base / "bob").glob("*/*/*"):
+            os.utime(path, (past, past))
+        (team.base / "bob" / "collected").unlink()
+    assert sum(path.stat().st_size for path in (team.base / "bob" / "cas").glob("*/*")) <= 30_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is two users")
+def test_folders_take_the_group_of_a_root_that_does_not_hand_it_down(tmp_path):
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, 1001, 2000)
+    shared.chmod(0o775)
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([2000])
+            os.setgid(1001)
+            os.setuid(1001)
+            os.umask(0o077)
+            DirectoryStore(shared, "shared", shared=True).put_entry(digest(b"k"), b"x")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    made = [path for path in shared.rglob("*") if path.is_dir()]
+    assert len(made) == 3
+    assert {(path.stat().st_gid, path.stat().st_mode & 0o7777) for path in made} == {(2000, 0o2775)}
+
+
+@pytest.mark.parametrize(
+    "url", ["file://relative", "file://tmp/team", "file://", "file:///srv/a?b", "file:///srv/a#b"]
+)
+def test_a_file_url_names_an_absolute_path(tmp_path, url):
+    with pytest.raises(ConfigError, match="is not that of a directory") as caught:
+        open_cache(CacheSettings(dir=str(tmp_path / "c"), remote=url))
+    if url == "file://tmp/team":
+        assert "file:///tmp/team" in caught.value.hint
+    assert not (tmp_path / "c" / "relative").exists()
+
+
+def test_a_file_url_may_name_this_host(team):
+    record = team.publish("alice", remote=f"file://localhost{team.base / 'remote'}", shared="")
+    with team.open("bob", shared="") as cache:
+        assert cache.lookup(record.key) == Hit(record, "remote")
+
+
+def test_a_teams_directory_in_place_of_ones_own_is_told(team):
+    team.publish("alice", remote="")
+    with open_cache(CacheSettings(dir=str(team.base / "shared"))) as cache:
+        assert cache.warnings == []
+        assert "holds compressed blobs" in "".join(check.text for check in examine(cache))
+    (team.base / "shared").chmod(0o2775)
+    with open_cache(CacheSettings(dir=str(team.base / "shared"))) as cache:
+        assert "is made for a team" in cache.warnings[0]
 
 
 # --- a tier that is sick

@@ -39,7 +39,8 @@ from max_build.key import digest
 from max_build.record import Blob, Record
 from max_build.store import Cache, Hit, open_cache
 from max_build.store.directory import DirectoryStore
-from max_build.store.gc import collect, pins, plan, survey
+from max_build.store.gc import collect, pins, plan
+from max_build.store.survey import survey
 from max_build.store.verify import verify
 from max_build.testing.store import example
 

@@ -9,9 +9,9 @@ import pytest
 from weights_files import Gguf, safetensors, tensors
 
 from max_build.errors import WeightsError
+from max_build.machine import Mount
 from max_build.weights import cuda_buffers, open_weights
 from max_build.weights.gds import VARIABLE, Facts, gds_reason, refusal
-from max_build.weights.policy import Mount
 
 NVME = "/sys/devices/pci0000:00/0000:00:1d.0/nvme/nvme0/nvme0n1/nvme0n1p2"
 

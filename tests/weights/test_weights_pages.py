@@ -15,7 +15,8 @@ import pytest
 from weights_files import safetensors, tensors
 
 from max_build.errors import WeightsError
-from max_build.weights import Weights, open_weights, policy
+from max_build.machine import mount
+from max_build.weights import Weights, open_weights, pages, policy
 from max_build.weights.fingerprint import fingerprint
 from max_build.weights.pages import CHUNK, File, in_parallel
 
@@ -207,7 +208,7 @@ def test_an_address_space_limit_falls_back_to_an_error_or_a_read(path: Path) -> 
 def test_reading_more_than_there_is_memory_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(pages, "available_memory", lambda: 1 << 20)
     weights = open_weights(path, mode="read")
     with pytest.raises(WeightsError, match=r"takes 4 MiB; 1 MiB are free"):
         weights["a"].numpy()
@@ -332,7 +333,7 @@ MOUNTS = """\
     ],
 )
 def test_the_filesystem_decides(path: str, device: int, kind: str, how: str) -> None:
-    assert policy.mount(MOUNTS, device, path).kind == kind
+    assert mount(MOUNTS, device, path).kind == kind
     assert policy.access_for("auto", kind).how == how
     assert policy.access_for("map", kind).how == "map"
     assert policy.access_for("read", kind).how == "read"
@@ -357,46 +358,6 @@ def test_direct_reads_are_for_cold_local_files(
     kind: str, resident: float, tight: bool, direct: bool
 ) -> None:
     assert policy.reads_directly(kind, resident, tight=tight) is direct
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
-
-
-def test_memory_is_what_the_least_of_the_limits_leaves(tmp_path: Path) -> None:
-    proc = tree(tmp_path / "proc", {"meminfo": "MemAvailable: 1000 kB\n", "self/cgroup": "0::/a/b"})
-    groups = tree(
-        tmp_path / "cgroup",
-        {
-            "a/memory.max": "900000",
-            "a/memory.current": "600000",
-            "a/memory.stat": "anon 1\ninactive_file 100000\nactive_file 50000\n",
-            "a/b/memory.max": "max",
-            "a/b/memory.current": "1",
-        },
-    )
-    assert policy.available_memory(proc, groups) == 900_000 - (600_000 - 150_000)
-    assert policy.available_memory(proc, tmp_path / "none") == 1000 * 1024
-
-
-def test_memory_of_version_1_groups(tmp_path: Path) -> None:
-    proc = tree(
-        tmp_path / "proc",
-        {"meminfo": "MemAvailable: 1000 kB\n", "self/cgroup": "4:memory,x:/job\n8:pids:/\n0::/"},
-    )
-    groups = tree(
-        tmp_path / "cgroup",
-        {
-            "memory/memory.limit_in_bytes": "500000",
-            "memory/memory.usage_in_bytes": "450000",
-            "memory/memory.stat": "total_inactive_file 50000\n",
-        },
-    )
-    assert policy.available_memory(proc, groups) == 100_000
 
 
 def test_weights_are_a_mapping(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from max_build.compilers.elf import read_cubin
+from max_build.compilers.cubin import read_cubin
 
 TARGETS = ["sm_80", "sm_90a", "sm_120a"]
 

@@ -1,6 +1,6 @@
-"""What the machine code in an artifact says about itself: architecture, kernels, resources.
+"""What a cubin says about itself: its architecture, its kernels, and what those take.
 
-NVIDIA publishes no description of a cubin, so what is specific to one was read off cubins made by
+NVIDIA publishes no description of one, so what is specific to it was read off cubins made by
 the tools of CUDA 12.4 to 13.5 and is checked against `cuobjdump` by the tests:
 
 - `EI_ABIVERSION` 7 (tools up to 12.9, sm_90 and older): `e_flags` bits 0-7 hold the number of the
@@ -11,10 +11,6 @@ the tools of CUDA 12.4 to 13.5 and is checked against `cuobjdump` by the tests:
 - `.nv.info` is a list of (format, attribute, value) with one register count and one stack size
   per function; sections named after a kernel hold its code, constant banks, shared and local
   memory.
-
-Written with `struct` and not with `pyelftools`: a MEF holds about a hundred device ELFs and all
-of them are read on every publish, damaged input must end in one kind of error within a bounded
-time, and neither the notes nor `.nv.info` are known to that library.
 """
 
 from __future__ import annotations
@@ -25,12 +21,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from max_build.compilers.elf_headers import (
-    DYNAMIC_SYMBOLS,
-    HEADER_SIZE,
-    MAGIC,
+    CUDA,
+    FUNCTION,
     NOTE,
     SYMBOLS,
     DamagedError,
@@ -39,35 +32,14 @@ from max_build.compilers.elf_headers import (
 )
 from max_build.errors import CompileError
 
-__all__ = [
-    "AARCH64",
-    "AMDGPU",
-    "CUDA",
-    "X86_64",
-    "Cubin",
-    "Image",
-    "Kernel",
-    "check_cubin",
-    "check_mef",
-    "mef_architectures",
-    "read_cubin",
-    "read_mef",
-]
-
-X86_64: Final = 62
-AARCH64: Final = 183
-CUDA: Final = 190
-AMDGPU: Final = 224
-"""`e_machine` of the four kinds of code an artifact may hold."""
+__all__ = ["Cubin", "Kernel", "check_cubin", "cubin_of", "read_cubin"]
 
 _ET_EXEC: Final = 2
-_STT_FUNC: Final = 2
 _STB_LOCAL: Final = 0
 _ATTRIBUTE: Final = struct.Struct("<BBH")
 _EIFMT_SVAL: Final = 4  # the only format whose value follows the four-byte head
 _EIATTR_FRAME_SIZE, _EIATTR_MIN_STACK_SIZE, _EIATTR_REGCOUNT = 0x11, 0x12, 0x2F
 _EICOMPAT_ACCELERATOR: Final = 0x09
-_NT_AMDGPU_METADATA: Final = 32
 _UNKNOWN_STACK: Final = 0xFFFF_FFFF  # what ptxas writes for recursion
 _ARCH_OPTION: Final = re.compile(rb"(?:-arch|--gpu-name)[= ](sm_\d+[af]?)\b")
 
@@ -107,21 +79,6 @@ class Cubin:
         return tuple(kernel.name for kernel in self.kernels)
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
-    """One ELF inside a MEF: `offset` and `size` in bytes, `e_machine`, and its architecture.
-
-    `arch` is `sm_NN[af]`, `gfxNNN`, or `x86-64` / `aarch64` for host code. `kernels` is empty for
-    host code.
-    """
-
-    offset: int
-    size: int
-    machine: int
-    arch: str
-    kernels: tuple[Kernel, ...] = ()
-
-
 def read_cubin(data: bytes) -> Cubin:
     """Read one cubin.
 
@@ -135,7 +92,7 @@ def read_cubin(data: bytes) -> Cubin:
         if elf.machine != CUDA:
             message = f"is code for another machine: e_machine {elf.machine}, not {CUDA}"
             raise DamagedError(message)
-        return _cubin(elf)
+        return cubin_of(elf)
     except DamagedError as damage:
         message = f"the cubin {damage}"
         raise CompileError(message) from None
@@ -181,103 +138,21 @@ def check_cubin(data: bytes, target: str, entry_points: Iterable[str] = ()) -> C
     return cubin
 
 
-def read_mef(data: bytes) -> tuple[Image, ...]:
-    """Find every ELF in a MEF, in order of offset.
-
-    The container has no public description. Host code lies in it whole, and device code lies
-    whole in the read-only data of the host code, so an ELF is found by its magic and its end by
-    its own tables.
+def cubin_of(elf: Elf) -> Cubin:
+    """Read the cubin whose headers these are.
 
     Raises
     ------
-    CompileError
-        An ELF in it is truncated or damaged, or is for a machine no artifact may hold.
+    DamagedError
+        It is damaged, or of a layout that is not known.
     """
-    images: list[Image] = []
-    host_end = 0
-    at = data.find(MAGIC)
-    while at >= 0:
-        try:
-            elf = Elf(data, at)
-            if elf.machine == CUDA:
-                cubin = _cubin(elf)
-                images.append(Image(at, elf.extent, CUDA, cubin.arch, cubin.kernels))
-                at += elf.extent
-            elif elf.machine == AMDGPU:
-                arch, kernels = _code_object(elf)
-                images.append(Image(at, elf.extent, AMDGPU, arch, kernels))
-                at += elf.extent
-            elif elf.machine in (X86_64, AARCH64):
-                if at < host_end:
-                    message = "is host code inside host code"
-                    raise DamagedError(message)
-                host_end = at + elf.extent
-                arch = "x86-64" if elf.machine == X86_64 else "aarch64"
-                images.append(Image(at, elf.extent, elf.machine, arch))
-                at += HEADER_SIZE  # device code lies inside it
-            else:
-                message = f"is code for an unexpected machine: e_machine {elf.machine}"
-                raise DamagedError(message)
-        except DamagedError as damage:
-            message = f"the ELF at byte {at} of the MEF {damage}"
-            raise CompileError(message) from None
-        at = data.find(MAGIC, at)
-    return tuple(images)
-
-
-def mef_architectures(target: str) -> frozenset[str]:
-    """Architectures that the device code of a MEF for `target` may have.
-
-    The target itself, and one tolerance: MAX 26.7.0 compiles a plain `sm_NN` from sm_90 on with
-    the instructions of `sm_NNa` (seen for sm_90, sm_100 and sm_120), so that code is accepted for
-    that target. It still runs on that one architecture only: choose a device by `Image.arch`, not
-    by the target.
-    """
-    found = re.fullmatch(r"sm_(\d+)", target)
-    if found and int(found[1]) >= 90:
-        return frozenset((target, f"{target}a"))
-    return frozenset((target,)) if target != "cpu" else frozenset()
-
-
-def check_mef(data: bytes, target: str) -> tuple[Image, ...]:
-    """Check that a MEF holds host code, and device code for `target` alone; return its ELFs.
-
-    `cpu` allows no device code. A graph for a GPU may have none either, where each of its kernels
-    comes from a vendor's library. `mef_architectures` states the one tolerance.
-
-    Raises
-    ------
-    CompileError
-        The MEF is empty, holds no host code or a damaged ELF, or device code for something else.
-    """
-    if not data:
-        message = "the MEF is empty"
-        raise CompileError(message)
-    images = read_mef(data)
-    device = [image for image in images if image.machine in (CUDA, AMDGPU)]
-    if len(device) == len(images):
-        message = "the MEF holds no host code"
-        raise CompileError(message)
-    accepted = mef_architectures(target)
-    foreign = [image for image in device if image.arch not in accepted]
-    if foreign:
-        found = ", ".join(f"`{arch}`" for arch in sorted({image.arch for image in foreign}))
-        message = (
-            f"the MEF for `{target}` holds {len(foreign)} of {len(device)} device images for "
-            f"{found}, the first at byte {foreign[0].offset}"
-        )
-        raise CompileError(message)
-    return images
-
-
-def _cubin(elf: Elf) -> Cubin:
     names = elf.section_names()
     sizes = dict(zip(names, (section.size for section in elf.sections), strict=True))
     by_name = dict(zip(names, elf.sections, strict=True))
     registers, frames, stacks = _function_attributes(elf, by_name.get(".nv.info"))
     kernels = []
     for index, (symbol, strings) in enumerate(elf.symbols(SYMBOLS)):
-        if symbol.kind != _STT_FUNC or symbol.binding == _STB_LOCAL:
+        if symbol.kind != FUNCTION or symbol.binding == _STB_LOCAL:
             continue
         name = elf.name(strings, symbol.name)
         code = by_name.get(f".text.{name}")
@@ -371,61 +246,3 @@ def _noted_arch(elf: Elf, by_name: dict[str, Section]) -> str:
         if noted:
             return noted[1].decode()
     return ""
-
-
-class _AmdKernel(msgspec.Struct):
-    name: str = msgspec.field(name=".name")
-    symbol: str = msgspec.field(name=".symbol")
-    vector_registers: int = msgspec.field(name=".vgpr_count")
-    shared: int = msgspec.field(name=".group_segment_fixed_size")
-    private: int = msgspec.field(name=".private_segment_fixed_size")
-    arguments: int = msgspec.field(name=".kernarg_segment_size")
-
-
-class _AmdMetadata(msgspec.Struct):
-    target: str = msgspec.field(name="amdhsa.target")
-    kernels: list[_AmdKernel] = msgspec.field(name="amdhsa.kernels")
-
-
-def _code_object(elf: Elf) -> tuple[str, tuple[Kernel, ...]]:
-    """Architecture and kernels of an AMDGPU code object, from its metadata note.
-
-    Follows "Code Object V3 Metadata" in LLVM's User Guide for AMDGPU Backend. Private memory is
-    reported as stack, kernel arguments as bank 0.
-    """
-    metadata = _amd_metadata(elf)
-    code = {
-        elf.name(strings, symbol.name): symbol.size
-        for symbol, strings in elf.symbols(DYNAMIC_SYMBOLS)
-        if symbol.kind == _STT_FUNC
-    }
-    kernels = (
-        Kernel(
-            name=kernel.name,
-            registers=kernel.vector_registers,
-            shared_bytes=kernel.shared,
-            local_bytes=0,
-            stack_bytes=kernel.private,
-            code_bytes=code.get(kernel.name, 0),
-            constants={0: kernel.arguments},
-        )
-        for kernel in metadata.kernels
-    )
-    # `amdgcn-amd-amdhsa--gfx90a:sramecc+:xnack-`, or MAX's `amdgpu9.42-amd-amdhsa-unknown-gfx942`
-    arch = metadata.target.partition(":")[0].rpartition("-")[2]
-    return arch, tuple(sorted(kernels, key=lambda kernel: kernel.name))
-
-
-def _amd_metadata(elf: Elf) -> _AmdMetadata:
-    for section in elf.sections:
-        if section.kind != NOTE:
-            continue
-        for owner, kind, description in elf.notes(section):
-            if owner == b"AMDGPU" and kind == _NT_AMDGPU_METADATA:
-                try:
-                    return msgspec.msgpack.decode(description, type=_AmdMetadata)
-                except (msgspec.MsgspecError, RecursionError) as error:
-                    message = f"has damaged metadata: {error}"
-                    raise DamagedError(message) from None
-    message = "has no AMDGPU metadata"
-    raise DamagedError(message)

@@ -11,7 +11,7 @@ from typing import Any
 
 import diskcache
 
-__all__ = ["open_index", "rows"]
+__all__ = ["PlainDisk", "open_index"]
 
 _PATIENCE = 2.0  # seconds; where others work with it, a statement takes milliseconds
 _RAW = 1  # diskcache's name for "as sqlite holds it"
@@ -21,18 +21,21 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcach
     """Takes `str` keys and `str`, `int` or `bytes` values; reads nothing else back."""
 
     def put(self, key: Any) -> tuple[str, bool]:
+        """A key for the database, and whether it stands there as it is."""
         if not isinstance(key, str):
             message = f"the index takes text as key, got {type(key).__name__}"
             raise TypeError(message)
         return key, True
 
     def get(self, key: Any, raw: bool) -> Any:
+        """A key from the database."""
         if not raw or not isinstance(key, str):
             message = "the index holds a key that is not text"
             raise ValueError(message)
         return key
 
     def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, Any]:  # noqa: ARG002
+        """A value for the database: size, mode, file and column."""
         if isinstance(value, bytes):
             return 0, _RAW, None, sqlite3.Binary(value)
         if type(value) not in {int, str}:
@@ -41,6 +44,7 @@ class PlainDisk(diskcache.Disk):  # type: ignore[misc, unused-ignore] # diskcach
         return 0, _RAW, None, value
 
     def fetch(self, mode: int, filename: str | None, value: Any, read: bool) -> Any:  # noqa: ARG002
+        """A value from the database."""
         if mode != _RAW or filename is not None:
             message = "the index holds a value that is not plain"
             raise ValueError(message)
@@ -78,6 +82,20 @@ class PatientCache(diskcache.Cache):  # type: ignore[misc, unused-ignore]
                         self.reset(key, value, update=False)
         return self._connection
 
+    def rows(self, namespace: str, prefix: str) -> dict[str, bytes]:
+        """The rows of a namespace whose key begins with `prefix`, read in one query."""
+        first = namespace + prefix
+        found = self._sql(  # diskcache's own way asks for one row at a time
+            "SELECT key, value FROM Cache"
+            " WHERE key >= ? AND key < ? AND mode = ? AND filename IS NULL",
+            (first, first + chr(0x10FFFF), _RAW),
+        )
+        return {
+            key[len(namespace) :]: bytes(value)
+            for key, value in found
+            if isinstance(key, str) and isinstance(value, bytes)
+        }
+
     def close(self) -> None:
         """Close the connection; the next use makes another."""
         connection, self._connection = self._connection, None
@@ -113,17 +131,3 @@ def open_index(folder: Path) -> Any:
         size_limit=256 << 20,
         sqlite_mmap_size=0,  # a truncated file would be SIGBUS
     )
-
-
-def rows(index: Any, namespace: str, prefix: str) -> dict[str, bytes]:
-    """The rows of a namespace whose key begins with `prefix`, read in one query."""
-    first = namespace + prefix
-    found = index._sql(  # noqa: SLF001 - diskcache itself asks for one row at a time
-        "SELECT key, value FROM Cache WHERE key >= ? AND key < ? AND mode = ? AND filename IS NULL",
-        (first, first + chr(0x10FFFF), _RAW),
-    )
-    return {
-        key[len(namespace) :]: bytes(value)
-        for key, value in found
-        if isinstance(key, str) and isinstance(value, bytes)
-    }
