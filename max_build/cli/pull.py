@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import Any
 
 from max_build.cli.project import cache_of, opened
 from max_build.cli.selection import add_choice, locked_of, report_moved, without_record
 from max_build.errors import StoreError
+from max_build.record import Record
 
 __all__ = ["register", "run"]
 
@@ -38,13 +40,23 @@ def run(options: argparse.Namespace) -> int:
         if lock is not None:
             return report_moved(pull(cache, lock.keys(), lock), options, "pulled")
         choice = {"keys": options.keys, "units": options.units, "targets": options.targets}
-        stores = [tier.store for tier in cache.outer]
-        records = [record for store in stores for record in chosen(store, **choice)]
+        records: list[Record] = []
+        sources = []
+        failure: StoreError | None = None
+        for tier in cache.outer:
+            try:
+                records += chosen(tier, **choice)
+                sources.append(tier)
+            except StoreError as error:  # which the tier has noted
+                failure = error
+        if failure is not None and not records:
+            raise failure
         whole = [key for key in options.keys if len(key) == 64]  # these tell why they are not here
         result = pull(cache, dict.fromkeys([*(record.key for record in records), *whole]).keys())
         if not options.keys:  # else the tiers need not be able to list
-            for store in stores:
-                pull_recipes(cache, store, result.moved)
+            for source in sources:
+                with contextlib.suppress(StoreError):
+                    pull_recipes(cache, source, result.moved)
         absent = without_record(options, records, "nothing out there fits")
         failed = {key: why for key, why in absent.items() if key not in result.moved}
         return report_moved(Moved(result.moved, failed | result.failed), options, "pulled")

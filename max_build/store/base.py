@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import BinaryIO, Literal, Protocol, runtime_checkable
@@ -16,6 +17,8 @@ __all__ = [
     "CHUNK",
     "ENTRY_LIMIT",
     "LARGEST",
+    "PIECE",
+    "SLOWEST",
     "Item",
     "Kind",
     "Leases",
@@ -31,6 +34,12 @@ Kind = Literal["ac", "cas"]
 
 CHUNK = 1 << 20
 """Bytes moved at a time."""
+
+PIECE = 64 << 10
+"""Bytes received at a time: few enough for a slow link to bring them within any timeout."""
+
+SLOWEST = 256 << 10
+"""Bytes a second: what is uploaded unseen has to get on as fast as that, or counts as hung."""
 
 ENTRY_LIMIT = 4 << 20
 """An entry is small text; whatever is larger than this is not one."""
@@ -145,6 +154,9 @@ class Store(ABC):
 
     writable: bool
     """Whether this machine may change it."""
+
+    unseen: int = sys.maxsize
+    """Bytes, as they are stored, that `put_blob` may have on their way unseen; all, by default."""
 
     @abstractmethod
     def get_entry(self, key: str) -> bytes | None:

@@ -9,7 +9,6 @@ import re
 import ssl
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -17,7 +16,8 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3 import exceptions
 
-from max_build.errors import StoreError
+from max_build.errors import ConfigError, StoreError
+from max_build.store.base import SLOWEST
 from max_build.store.settings import CacheSettings
 
 __all__ = ["CLIENT_CERTIFICATE", "Connection", "authorization", "fault"]
@@ -25,6 +25,7 @@ __all__ = ["CLIENT_CERTIFICATE", "Connection", "authorization", "fault"]
 CLIENT_CERTIFICATE = "failed: the server wants a client certificate it trusts (`remote-cert`)"
 
 _REPEATED = {"GET", "HEAD", "PUT", "DELETE"}  # twice is as good as once; a body is rewound
+_UNSEEN = 8 << 20  # bytes that may be in buffers of the network when the last one is sent
 _TUNNEL = re.compile(r"Tunnel connection failed: (401|403|407)\b")
 _REJECTED = ("CERTIFICATE_REQUIRED", "ALERT_UNKNOWN_CA", "ALERT_BAD_CERTIFICATE")
 
@@ -63,6 +64,7 @@ class Connection:
         with self._lock:
             if self._pool is None:
                 self._open()
+        unseen = min(int(headers.get("Content-Length", 0)), _UNSEEN)
         return self._pool.urlopen(
             method,
             self._prefix + path,
@@ -70,6 +72,10 @@ class Connection:
             headers=headers,
             preload_content=False,
             redirect=False,  # credentials go to the host they were given for
+            timeout=urllib3.Timeout(
+                connect=self._settings.connect_timeout,
+                read=self._settings.request_timeout + unseen / SLOWEST,
+            ),
         )
 
     def close(self) -> None:
@@ -81,13 +87,15 @@ class Connection:
         parts = urlsplit(self._base)
         settings = self._settings
         options: dict[str, Any] = {
-            "timeout": urllib3.Timeout(
-                connect=settings.connect_timeout, read=settings.request_timeout
-            ),
             # Once more for a kept connection that the server, or a proxy (which is `other`),
             # just closed; never for more.
             "retries": urllib3.Retry(
-                connect=0, read=1, status=0, other=1, allowed_methods=_REPEATED
+                connect=0,
+                read=1,
+                status=0,
+                other=1,
+                allowed_methods=_REPEATED,
+                respect_retry_after_header=False,
             ),
             "maxsize": 8,
         }
@@ -95,8 +103,11 @@ class Connection:
             options["ssl_context"] = _tls(settings)
         proxy = getproxies().get(parts.scheme)
         if proxy and not proxy_bypass(parts.netloc):
+            if "://" not in proxy:
+                proxy = f"http://{proxy}"
             try:
                 userinfo = _userinfo(proxy)
+                _ = urlsplit(proxy).port
             except ValueError:  # its text may hold what is secret in the URL
                 message = f"the URL in `{parts.scheme}_proxy` cannot be read"
                 raise StoreError(message, hint="e.g. `http://proxy:3128`") from None
@@ -105,16 +116,27 @@ class Connection:
             manager = urllib3.ProxyManager(proxy, proxy_headers=headers, **options)
             self._pool, self._prefix, self._close = manager, self._base, manager.clear
             self.shown += " (through a proxy)"
+            pool = manager.connection_from_url(self._base)
         else:
             pool = urllib3.connection_from_url(self._base, **options)
             self._pool, self._prefix, self._close = pool, parts.path, pool.close
+        _send_within(settings.request_timeout, pool)
 
 
 def authorization(url: str) -> dict[str, str]:
-    """The header with the credentials for a URL: its own, else a token, else those of `netrc`."""
+    """The header with the credentials for a URL: its own, else a token, else those of `netrc`.
+
+    Raises
+    ------
+    ConfigError
+        If the token is none that a header can hold.
+    """
     if userinfo := _userinfo(url):
         return {"Authorization": _basic(userinfo)}
-    if token := os.environ.get("MAX_BUILD_REMOTE_TOKEN"):
+    if token := os.environ.get("MAX_BUILD_REMOTE_TOKEN", "").strip():
+        if not (token.isascii() and token.isprintable()):
+            message = "`MAX_BUILD_REMOTE_TOKEN` holds a character that is not printable ASCII"
+            raise ConfigError(message, hint="set it to the token alone, as the server gave it")
         return {"Authorization": f"Bearer {token}"}
     from netrc import NetrcParseError, netrc
 
@@ -139,6 +161,8 @@ def fault(error: Exception) -> tuple[str, str]:
         return "refused", "failed: no connection"
     if isinstance(reason, (exceptions.TimeoutError, TimeoutError)):
         return "timeout", "got no answer in time"
+    if isinstance(reason, exceptions.ProtocolError) and isinstance(reason.args[-1], TimeoutError):
+        return "timeout", "took nothing more in time"
     cause = reason.args[0] if isinstance(reason, exceptions.SSLError) and reason.args else reason
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
@@ -153,15 +177,30 @@ def fault(error: Exception) -> tuple[str, str]:
     return "server", f"failed: {type(reason).__name__}"
 
 
+def _send_within(seconds: float, pool: Any) -> None:
+    """Have `pool` wait so long for each piece of a body to be taken.
+
+    urllib3 itself sends a body within the time that there is for connecting.
+    """
+    connection: Any = pool.ConnectionCls
+
+    class Sending(connection):  # type: ignore[misc]
+        def endheaders(self, *arguments: Any, **options: Any) -> None:
+            super().endheaders(*arguments, **options)
+            self.sock.settimeout(seconds)  # connected by now; the body is next
+
+    pool.ConnectionCls = Sending
+
+
 def _tls(settings: CacheSettings) -> ssl.SSLContext:
     context = ssl.create_default_context()
     try:
         if settings.remote_ca:
-            context.load_verify_locations(Path(settings.remote_ca).expanduser())
+            context.load_verify_locations(os.path.expanduser(settings.remote_ca))
         if settings.remote_cert:
-            key = Path(settings.remote_key).expanduser() if settings.remote_key else None
+            key = os.path.expanduser(settings.remote_key) if settings.remote_key else None
             # A passphrase, or else it would be asked for at the terminal.
-            context.load_cert_chain(Path(settings.remote_cert).expanduser(), key, password="")
+            context.load_cert_chain(os.path.expanduser(settings.remote_cert), key, password="")
     except (OSError, ssl.SSLError) as error:
         names = (settings.remote_ca, settings.remote_cert, settings.remote_key)
         files = ", ".join(f"`{name}`" for name in names if name)

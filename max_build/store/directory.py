@@ -49,6 +49,7 @@ T = TypeVar("T")
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
 _TAG = b"Signature: 8a477f597d28d172789f06886806bc55\n# A max-build cache.\n"
 
+_SYNCED = 8 << 20  # bytes
 _TOUCH_AFTER = 600.0  # well within the grace of gc, which has to see what is in use
 
 
@@ -68,6 +69,8 @@ class DirectoryStore(Store):
         distrust of what a network file system says is absent. Otherwise directories take the
         mode of `root`, files are 0444, and blobs raw, so that they can be mapped.
     """
+
+    unseen = _SYNCED
 
     def __init__(
         self,
@@ -195,7 +198,7 @@ class DirectoryStore(Store):
             if self._shared:
                 from max_build.store.compress import deflate
 
-                deflate(source, file)
+                deflate(source, _Synced(file))
             else:
                 shutil.copyfileobj(source, file, CHUNK)
 
@@ -456,3 +459,19 @@ class DirectoryStore(Store):
             raise
         except OSError as error:
             raise fault_of(error, f"{self.label} cache cannot write `{path}`") from error
+
+
+class _Synced:
+    """A file that takes no more than has nearly reached the disk, for whoever watches it fill."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._ahead = 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._file.write(data)
+        self._ahead += len(data)
+        if self._ahead >= _SYNCED:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._ahead = 0

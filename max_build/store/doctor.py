@@ -183,7 +183,9 @@ def specific(url: str, message: str) -> str:
     if url.startswith("http:") and any(sign in message for sign in _EXPECTS_TLS):
         return "does the server speak TLS at that port? Then the URL begins with `https://`"
     variable, file = _CREDENTIALS.get(url[:2], ("", ""))
-    unknown = variable and variable not in os.environ and not Path(file).expanduser().exists()
+    unknown = (
+        variable and variable not in os.environ and not os.path.exists(os.path.expanduser(file))
+    )
     if unknown and (_METADATA in message or "did not answer" in message):
         return f"no credentials were found: set `{variable}`, or log in with the cloud's own tools"
     return ""
@@ -209,7 +211,7 @@ def _trust(cache: Cache) -> Iterator[Check]:
     try:
         Verifier(settings.public_keys)
         if settings.signing_key:
-            signer = read_signer(Path(settings.signing_key).expanduser())
+            signer = read_signer(Path(os.path.expanduser(settings.signing_key)))
             if settings.public_keys and signer.public not in settings.public_keys:
                 text = f"`{settings.signing_key}` is no key of `public-keys`: all is a miss"
                 yield Check("trust", "problem", text, f"add `{signer.public}` to them")

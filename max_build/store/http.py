@@ -18,7 +18,7 @@ import urllib3
 
 from max_build.errors import ConfigError, StoreError
 from max_build.store import actionresult
-from max_build.store.base import CHUNK, ENTRY_LIMIT, Item, Kind, Sink, Store
+from max_build.store.base import ENTRY_LIMIT, PIECE, Item, Kind, Sink, Store
 from max_build.store.compress import Inflater, deflate
 from max_build.store.connection import CLIENT_CERTIFICATE, Connection, authorization, fault
 from max_build.store.settings import CacheSettings, without_secrets
@@ -39,6 +39,8 @@ _KINDS = {
 class HttpStore(Store):
     """A cache server, over connections that are kept.
 
+    Whether an upload gets on is for its socket to see: what is packed was all read before.
+
     Parameters
     ----------
     url
@@ -52,7 +54,7 @@ class HttpStore(Store):
     Raises
     ------
     ConfigError
-        If the URL has no host.
+        If the URL has no host, or the token is none that a header can hold.
     """
 
     label = "remote"
@@ -111,11 +113,11 @@ class HttpStore(Store):
             if encoding == "zstd":
                 self._zstd = True
                 inflater = Inflater(sink)
-                for chunk in reply.stream(CHUNK, decode_content=False):
+                for chunk in reply.stream(PIECE, decode_content=False):
                     inflater.feed(chunk)
                 inflater.finish()
             elif encoding == "identity":
-                for chunk in reply.stream(CHUNK, decode_content=False):
+                for chunk in reply.stream(PIECE, decode_content=False):
                     sink.write(chunk)
             else:
                 message = f"{self.label} cache sends blobs as {encoding!r}, which nobody asked for"
@@ -179,7 +181,7 @@ class HttpStore(Store):
                 {**self._headers, **headers} if headers else self._headers,
             )
             try:
-                if reply.status in _MISSING:
+                if reply.status in _MISSING and method != "PUT":
                     reply.drain_conn()
                     yield None
                 elif reply.status >= 300 and reply.status != 412:

@@ -10,12 +10,17 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
+
+from max_build.errors import StoreError
 
 __all__ = ["GivenUp", "Lanes"]
 
 T = TypeVar("T")
+
+_LOOKS = 8  # at the progress, in the time that may pass without any
 
 
 class GivenUp(Exception):  # noqa: N818 - said of a call, it reads right
@@ -58,6 +63,8 @@ class Lanes:
         ------
         GivenUp
             If it takes longer. The call goes on unseen; its result is dropped.
+        StoreError
+            If there can be no more threads.
         """
         # A queue and no event: its waiting is native code, a third quicker to and fro.
         answer: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
@@ -75,18 +82,24 @@ class Lanes:
             lane = self._idle.pop() if self._idle else None
         if lane is None:
             lane = _Lane()
-            lane.start()
+            try:
+                lane.start()
+            except RuntimeError as error:  # the user may have no more, or there is no memory
+                message = "no thread can be started to reach an outer cache"
+                raise StoreError(message) from error
         lane.jobs.put(job)
-        seen: Any = None
+        seen, moved = progress() if progress else 0, time.monotonic()
         while True:
             try:
-                result, failure = answer.get(timeout=limit)
+                result, failure = answer.get(timeout=limit / _LOOKS if progress else limit)
                 break
             except queue.Empty:
-                now = progress() if progress else None
-                if now == seen:
+                now = progress() if progress else 0
+                if now != seen:
+                    seen, moved = now, time.monotonic()
+                elif time.monotonic() - moved >= limit or not progress:
+                    lane.jobs.put(None)  # so that it ends, should the call ever do
                     raise GivenUp from None
-                seen = now
         with self._lock:
             self._idle.append(lane)
         if failure is not None:

@@ -20,7 +20,7 @@ from obstore import exceptions
 from obstore.store import from_url
 
 from max_build.errors import ConfigError, StoreError
-from max_build.store.base import ENTRY_LIMIT, Item, Kind, Sink, Store
+from max_build.store.base import ENTRY_LIMIT, PIECE, Item, Kind, Sink, Store
 from max_build.store.compress import Inflater, deflated
 from max_build.store.settings import CacheSettings
 
@@ -29,11 +29,14 @@ __all__ = ["ObjectStore"]
 _NAME = re.compile(r"[0-9a-f]{64}\Z")
 _SECRET = re.compile(r"(?<=\?)[^\s\"')]+|(?<=//)[^\s/@]+(?=@)")  # of a URL: query, userinfo
 _NO_BUCKET = re.compile("<Code>(NoSuchBucket|ContainerNotFound)<")
-_PART = 5 << 20  # the least that S3 takes as a part, and so the most that is held in memory
+_PART = 5 << 20  # the least that S3 takes as a part
+_AT_ONCE = 2  # parts under way, and one more is in the making
 
 
 class ObjectStore(Store):
     """A prefix in a bucket.
+
+    The library tells nothing of an upload but which parts it has taken.
 
     Parameters
     ----------
@@ -53,6 +56,7 @@ class ObjectStore(Store):
     """
 
     label = "remote"
+    unseen = (_AT_ONCE + 1) * _PART
 
     def __init__(
         self,
@@ -64,15 +68,16 @@ class ObjectStore(Store):
         settings = settings or CacheSettings()
         self.writable = writable
         client: dict[str, Any] = {
-            # Of the whole request; that bytes keep coming is for `Tier` to see.
-            "timeout": "600s",
+            # Of the whole request, a day; that bytes keep coming is for `Tier` to see.
+            "timeout": "86400s",
             "connect_timeout": timedelta(seconds=settings.connect_timeout),
             "allow_http": True,
         }
         self._unusable: StoreError | None = None
         if settings.remote_ca:
             try:
-                client["root_certificate"] = Path(settings.remote_ca).expanduser().read_text()
+                authority = Path(os.path.expanduser(settings.remote_ca))
+                client["root_certificate"] = authority.read_text()
             except (OSError, UnicodeDecodeError) as error:
                 message = f"`{settings.remote_ca}` (`remote-ca`) cannot be read: {error}"
                 self._unusable = StoreError(message)
@@ -125,7 +130,7 @@ class ObjectStore(Store):
             except FileNotFoundError:
                 return False
             inflater = Inflater(sink)
-            for chunk in reply.stream():
+            for chunk in reply.stream(min_chunk_size=PIECE):
                 inflater.feed(memoryview(chunk))
             inflater.finish()
         return True
@@ -140,7 +145,7 @@ class ObjectStore(Store):
                 obstore.put(self._store, path, first, use_multipart=False)
             else:
                 whole = chain((first, second), parts)
-                obstore.put(self._store, path, whole, chunk_size=_PART, max_concurrency=4)
+                obstore.put(self._store, path, whole, chunk_size=_PART, max_concurrency=_AT_ONCE)
 
     def has_blob(self, digest: str) -> bool:
         with self._guarded("look up", "cas", digest):
@@ -253,7 +258,8 @@ def _s3_profile() -> dict[str, Any]:
         environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
     )
     with contextlib.suppress(configparser.Error, UnicodeDecodeError):
-        config.read([Path(name).expanduser() for name in files])
+        # Not by `Path`, which raises for a user without a home directory.
+        config.read([os.path.expanduser(name) for name in files])
     found: dict[str, str] = {}
     for section in (f"profile {profile}", profile):
         if config.has_section(section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from max_build.errors import ConfigError
+from max_build.errors import ConfigError, StoreError
 from max_build.store.base import Store
 from max_build.store.cache import Cache
 from max_build.store.directory import DirectoryStore
@@ -37,7 +38,7 @@ def open_cache(settings: CacheSettings) -> Cache:
     Raises
     ------
     ConfigError
-        If a public key or the remote's URL is not of the right form.
+        If a public key, a path, the remote's URL or its token is not of the right form.
     """
     journal = Journal()
     store = _local_store(settings, journal)
@@ -128,7 +129,7 @@ def _team_directory(
     *,
     writable: bool,
 ) -> DirectoryStore | None:
-    root = Path(name).expanduser().absolute()
+    root = _path(name)
 
     def look() -> tuple[str, DirectoryStore | None]:
         problem = _foreign(root, trust)
@@ -140,14 +141,32 @@ def _team_directory(
         return "", store
 
     try:
-        problem, store = Lanes().call(look, settings.request_timeout)
+        with contextlib.closing(Lanes()) as lanes:
+            problem, store = lanes.call(look, settings.request_timeout)
     except GivenUp:
         problem, store = "its file system does not answer", None
+    except StoreError as error:
+        problem, store = error.message, None
     except OSError as error:
         problem, store = error.strerror or str(error), None
     if problem:
         journal.warn(f"{label} cache directory `{root}` is left out: {problem}")
     return store
+
+
+def _path(name: str) -> Path:
+    """The path that a setting names.
+
+    Raises
+    ------
+    ConfigError
+        If it begins with the home directory of a user who has none.
+    """
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        message = f"nobody has the home directory of `{name}`"
+        raise ConfigError(message, hint="name the path from its root") from None
 
 
 def _foreign(root: Path, trust: Trust) -> str:
@@ -186,7 +205,7 @@ def _fallback_root() -> Path:
 
 
 def _local_store(settings: CacheSettings, journal: Journal) -> DirectoryStore | None:
-    wanted = Path(settings.dir).expanduser().absolute() if settings.dir else default_root()
+    wanted = _path(settings.dir) if settings.dir else default_root()
     fallback = _fallback_root()
     for root in (wanted, fallback) if wanted != fallback else (wanted,):
         try:
@@ -211,7 +230,10 @@ def _local_store(settings: CacheSettings, journal: Journal) -> DirectoryStore | 
 def _prepare(root: Path) -> str:
     """Make `root` if it is not there; why it cannot be used, or an empty string."""
     root.mkdir(0o700, parents=True, exist_ok=True)
-    info = root.stat()
+    # In /tmp anybody could have made a link, to what is ours too.
+    info = root.lstat() if root == _fallback_root() else root.stat()
+    if stat.S_ISLNK(info.st_mode):
+        return "it is a link"
     linked = root.parent.resolve(strict=True)
     if info.st_uid not in {0, os.geteuid()}:
         return f"it belongs to user {info.st_uid}"
@@ -230,7 +252,7 @@ def _signer(settings: CacheSettings, journal: Journal) -> Signer | None:
     if not settings.signing_key:
         return None
     try:
-        return read_signer(Path(settings.signing_key).expanduser())
+        return read_signer(_path(settings.signing_key))
     except ConfigError as error:
         journal.warn(f"records are not signed: {error.message}")
         return None

@@ -42,7 +42,8 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_size
         Bytes the local directory may hold before the oldest entries go.
     connect_timeout, request_timeout
-        Seconds an outer tier gets to connect, and to answer or to move the next bytes.
+        Seconds an outer tier gets to connect, and to answer or to move the next bytes. Where an
+        upload does not show whether it moves: `budget`, and a second for each 256 KiB under way.
     budget
         Seconds a process waits in vain for an outer tier, all in all, before doing without it.
     lease

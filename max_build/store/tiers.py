@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from max_build.errors import StoreError
 from max_build.record import Blob
-from max_build.store.base import Kind, Leases, Sink, SinkError, Store
+from max_build.store.base import SLOWEST, Item, Kind, Leases, Sink, SinkError, Store
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.settings import Trust
 
@@ -26,8 +27,9 @@ _SICK = {"timeout", "refused", "server", "io"}  # kinds that say something of th
 class Tier:
     """A store behind deadlines and a breaker.
 
-    A call that gets nowhere for `request_timeout` seconds is given up. Three failures in a row,
-    or `budget` seconds lost to failures, close the tier for the rest of the process.
+    A call that gets nowhere for `request_timeout` seconds is given up. An upload has the whole
+    budget, and the time in which what may be under way unseen arrives at `SLOWEST`. Three failures
+    in a row, or `budget` seconds lost to failures, close the tier for the rest of the process.
 
     Parameters
     ----------
@@ -88,6 +90,14 @@ class Tier:
         """
         return self._call(lambda: self.store.get_entry(key))
 
+    get_entry = entry  # as a store has it
+
+    def list(self, kind: Kind) -> Iterator[Item]:
+        """Everything of that kind, listed to its end at once."""
+        found: deque[Item] = deque()
+        self._call(lambda: found.extend(self.store.list(kind)), lambda: len(found))
+        return iter(found)
+
     def put_entry(self, key: str, data: bytes, *, replace: bool) -> bool:
         """Store an entry; False if another one stands there and is not known to be bad."""
         replace = replace or ("ac", key) in self._suspect
@@ -119,11 +129,10 @@ class Tier:
             return 0
         with path.open("rb") as file:
             source = _Counted(file)
-            # What was read is not yet what has arrived, so an upload may use the whole budget.
             self._call(
                 lambda: self.store.put_blob(blob.digest, source),  # type: ignore[arg-type]
                 lambda: source.count,
-                self._budget,
+                unseen=min(blob.size, self.store.unseen),
             )
         self._suspect.discard(("cas", blob.digest))
         return blob.size
@@ -158,13 +167,14 @@ class Tier:
         self,
         function: Callable[[], T],
         progress: Callable[[], int] | None = None,
-        limit: float | None = None,
+        unseen: int = 0,
     ) -> T:
         if not self.open:
             message = f"{self.label} cache is left out"
             raise StoreError(message, kind="closed")
         started = time.monotonic()
-        allowed = max(0.01, min(limit or self._timeout, self._budget - self._lost))
+        limit = self._budget if unseen else self._timeout  # to store takes longer than to look up
+        allowed = max(0.01, min(limit, self._budget - self._lost)) + unseen / SLOWEST
         try:
             result = self._lanes.call(function, allowed, progress)
         except SinkError:
@@ -176,7 +186,8 @@ class Tier:
         except StoreError as raised:
             error = raised
         except Exception as raised:  # noqa: BLE001 - a store's bug must not cost a build
-            error = StoreError(f"{self.label} cache failed: {raised!r}")
+            # Not its words, which may hold what is secret.
+            error = StoreError(f"{self.label} cache failed: {type(raised).__name__}")
         else:
             self._failures = 0
             return result

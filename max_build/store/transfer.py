@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Protocol
 
 import msgspec
 
 from max_build.errors import StoreError
 from max_build.record import Record, decode
-from max_build.store.base import Store
+from max_build.store.base import Item, Kind
 from max_build.store.cache import NOT_KEPT, Cache, Miss
 from max_build.store.entry import unseal, unseal_recipes
 
-__all__ = ["Moved", "chosen", "of_lock", "pull", "pull_recipes", "push", "recipes_for"]
+__all__ = ["Moved", "Source", "chosen", "of_lock", "pull", "pull_recipes", "push", "recipes_for"]
 
 _AT_ONCE = 8  # requests: a bucket answers each of them slowly
 _BATCH = 256
+
+
+class Source(Protocol):
+    """What records are looked for in: a store, or a tier, which keeps to its deadlines."""
+
+    label: str
+
+    def get_entry(self, key: str) -> bytes | None:
+        """The entry under `key`."""
+
+    def list(self, kind: Kind) -> Iterator[Item]:
+        """Everything of that kind."""
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -28,7 +41,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def chosen(
-    store: Store,
+    store: Source,
     *,
     keys: Collection[str] = (),
     units: Collection[str] = (),
@@ -54,7 +67,7 @@ def chosen(
             yield record
 
 
-def of_lock(store: Store, lock: Mapping[str, Record]) -> tuple[list[Record], dict[str, str]]:
+def of_lock(store: Source, lock: Mapping[str, Record]) -> tuple[list[Record], dict[str, str]]:
     """The records of a lock as a store has them; and key → why not, of the others.
 
     Another compile of the same key is no substitute: a lock names bytes.
@@ -70,7 +83,7 @@ def of_lock(store: Store, lock: Mapping[str, Record]) -> tuple[list[Record], dic
     return [record for key, record in have.items() if key not in failed], failed
 
 
-def recipes_for(store: Store, keys: Collection[str]) -> Iterator[str]:
+def recipes_for(store: Source, keys: Collection[str]) -> Iterator[str]:
     """The lookup keys under which some recipe names one of `keys`."""
     wanted = [key.encode() for key in keys]
     for name, data in _entries(store, (item.name for item in store.list("ac"))):
@@ -138,7 +151,7 @@ def pull(cache: Cache, keys: Collection[str], lock: Mapping[str, Record] | None 
     return Moved(tuple(moved), failed)
 
 
-def pull_recipes(cache: Cache, store: Store, keys: Collection[str]) -> None:
+def pull_recipes(cache: Cache, store: Source, keys: Collection[str]) -> None:
     """Bring the recipes of an outer tier that lead to `keys` into the local one.
 
     Raises
@@ -151,7 +164,7 @@ def pull_recipes(cache: Cache, store: Store, keys: Collection[str]) -> None:
             cache.recipes(lookup, everywhere=True)
 
 
-def _entries(store: Store, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+def _entries(store: Source, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """The entries of that name that can be read."""
 
     def read(name: str) -> bytes | None:

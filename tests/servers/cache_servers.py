@@ -181,6 +181,7 @@ def seaweed(folder: Path):
         f"-s3.port={s3}",
         f"-s3.config={config}",
         "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
     ]
     with running(command, log) as process:
         endpoint = f"http://127.0.0.1:{s3}"
@@ -318,7 +319,8 @@ def _make_bucket(endpoint: str, log: Path) -> None:
     def ready() -> bool:
         _signed_put(f"{endpoint}/{BUCKET}")
         try:
-            obstore.put(store, "ready", b"", use_multipart=False)
+            # Not empty: SeaweedFS makes its volumes at the first byte, which takes it seconds.
+            obstore.put(store, "ready", b"ready", use_multipart=False)
             obstore.delete(store, "ready")
         except obstore.exceptions.BaseError:
             return False

@@ -7,7 +7,7 @@ import os
 import cache_servers
 import pytest
 
-from max_build.errors import StoreError
+from max_build.errors import ConfigError, StoreError
 from max_build.key import digest
 from max_build.record import encode
 from max_build.store import CacheSettings, Hit, Miss, open_cache
@@ -162,6 +162,20 @@ def test_credentials_from_netrc(nginx):
     assert "geheim" not in str(caught.value)
 
 
+@pytest.mark.parametrize("token", ["geheim\n", " geheim"])
+def test_space_around_a_token_is_none_of_it(monkeypatch, token):
+    monkeypatch.setenv("MAX_BUILD_REMOTE_TOKEN", token)
+    assert authorization("http://localhost/") == {"Authorization": "Bearer geheim"}
+
+
+@pytest.mark.parametrize("token", ["geheim\nX-Other: 1", "gehéim", "geheim\udcff", "geheim€"])
+def test_a_token_that_no_header_can_hold_is_refused_and_not_shown(tmp_path, monkeypatch, token):
+    monkeypatch.setenv("MAX_BUILD_REMOTE_TOKEN", token)
+    with pytest.raises(ConfigError, match="not printable ASCII") as caught:
+        opened(tmp_path, "http://localhost/")
+    assert "geh" not in str(caught.value)
+
+
 def test_a_netrc_that_is_no_text_is_as_none(tmp_path, monkeypatch):
     netrc = tmp_path / "netrc"
     netrc.write_bytes(b"machine localhost login \xff\xfe password geheim\n")
@@ -238,6 +252,13 @@ def test_a_proxy_of_no_use_is_a_fault(nginx, proxy, tmp_path, monkeypatch, schem
     assert kinds == {"permission" if trouble == "wrong password" else "refused"}
     assert "proxy" in warning
     assert "geheim" not in warning
+
+
+def test_a_proxy_needs_no_scheme(nginx, proxy, tmp_path, monkeypatch):
+    address, log = proxy
+    monkeypatch.setenv("http_proxy", address.partition("://")[2])
+    publish(tmp_path, nginx.writer_url)
+    assert "Established connection" in log.read_text()
 
 
 def test_a_proxy_whose_url_is_none_is_a_fault(tmp_path, monkeypatch):

@@ -113,6 +113,28 @@ def test_a_lock_is_pulled_from_a_server_that_lists_nothing(nginx, tmp_path, monk
         assert cache.lookup(RECORD.key) == Hit(RECORD, "local")
 
 
+def test_a_pull_goes_on_without_the_tier_that_lists_nothing(nginx, tmp_path, monkeypatch, capsys):
+    (tmp_path / "shared").mkdir()
+    with opened(tmp_path / "ci", nginx.url, shared=str(tmp_path / "shared")) as cache:
+        cache.publish(RECORD, CONTENT)
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(tmp_path / "bob"))
+    monkeypatch.setenv("MAX_BUILD_REMOTE", nginx.url)
+    monkeypatch.setenv("MAX_BUILD_SHARED", str(tmp_path / "shared"))
+    assert main(["-C", str(tmp_path), "pull", "--unit", "unit"]) == 0
+    out, error = capsys.readouterr()
+    assert out.split() == [RECORD.key]
+    assert "does not list" in error
+
+
+def test_a_server_that_keeps_no_blobs_at_that_address_has_not_taken_them(nginx, tmp_path):
+    with opened(tmp_path, f"{nginx.writer_url}/wrong", remote_mode="read-write") as cache:
+        cache.publish(RECORD, CONTENT)
+        assert cache.offer(RECORD.key)  # says why not
+        assert cache.stats.sent == {}
+        assert "PUT" in cache.warnings[0]
+        assert "gave status 404" in cache.warnings[0]
+
+
 def test_no_password_shows_in_a_message(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -241,6 +263,18 @@ def test_a_sick_remote_changes_nothing_and_costs_three_seconds_at_most(tmp_path,
         assert 1 <= len(cache.warnings) <= 4
     # The bound is the promise of the budget; the rest is for a busy machine.
     assert time.monotonic() - started < 3 + 12
+    listener.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("503 Service Unavailable", "server"), ("413 Too Large", "full")]
+)
+def test_a_status_is_told_though_it_says_when_to_come_again(status, kind):
+    listener = answer(lambda path: reply(b"", f"{status}\r\nRetry-After: 3"))
+    store = HttpStore(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    with pytest.raises(StoreError, match=f"gave status {status[:3]}") as caught:
+        store.get_entry(RECORD.key)
+    assert caught.value.kind == kind
     listener.close()
 
 

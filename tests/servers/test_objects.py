@@ -17,6 +17,7 @@ import cache_servers
 import msgspec
 import pytest
 
+from max_build.cli import main
 from max_build.key import digest
 from max_build.store import CacheSettings, Hit, Miss, open_cache
 from max_build.store.objects import ObjectStore
@@ -101,6 +102,30 @@ def test_credentials_from_a_profile(url, seaweed, tmp_path, monkeypatch):
     record = publish(tmp_path / "a", url)
     with opened(tmp_path / "b", url) as cache:
         assert isinstance(cache.lookup(record.key), Hit)
+
+
+def test_a_profile_of_nobody_is_as_none(url, tmp_path, monkeypatch):
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "~no-such-user/.aws")
+    publish(tmp_path, url)
+
+
+def test_a_pull_goes_on_without_the_bucket_that_is_dead(
+    s3_environment, tmp_path, monkeypatch, capsys
+):
+    (port,) = cache_servers.free_ports()
+    s3_environment(f"http://127.0.0.1:{port}")
+    (tmp_path / "shared").mkdir()
+    with opened(tmp_path / "a", "", shared=str(tmp_path / "shared")) as cache:
+        record = example("unit", ARTIFACT)
+        cache.publish(record, {digest(ARTIFACT): ARTIFACT})
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(tmp_path / "b"))
+    monkeypatch.setenv("MAX_BUILD_SHARED", str(tmp_path / "shared"))
+    monkeypatch.setenv("MAX_BUILD_REMOTE", "s3://team/x")
+    assert main(["-C", str(tmp_path), "pull"]) == 0
+    out, error = capsys.readouterr()
+    assert out.split() == [record.key]
+    assert "warning: remote cache" in error
 
 
 def test_a_bucket_that_is_not_there_is_a_warning(moto, s3_environment, tmp_path):

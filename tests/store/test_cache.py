@@ -235,6 +235,19 @@ def test_home_unset_falls_back_to_a_private_folder(monkeypatch, tmp_path):
         assert isinstance(cache.lookup(publish(cache).key), Hit)
 
 
+def test_a_link_is_no_private_folder(monkeypatch, tmp_path):
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "ours").mkdir()
+    (tmp_path / f"max-build-{os.getuid()}").symlink_to(tmp_path / "ours")
+    with open_cache(CacheSettings()) as cache:
+        assert cache.root is None
+        assert cache.warnings[0].endswith("is not used: it is a link")
+        publish(cache)
+    assert not list((tmp_path / "ours").iterdir())
+
+
 def test_xdg_comes_before_home(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with open_cache(CacheSettings()) as cache:

@@ -6,6 +6,8 @@ import os
 import shutil
 import threading
 import time
+from collections import defaultdict
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -241,6 +243,55 @@ def test_a_foreign_shared_directory_needs_signatures(team):
     with team.open("alice", remote="") as cache:
         assert "belongs to user 12345" in cache.warnings[0]
         assert cache.outer == ()
+
+
+def test_a_setting_below_the_home_of_nobody(team):
+    from max_build.errors import ConfigError
+
+    for name in ("dir", "shared"):
+        with pytest.raises(ConfigError, match="nobody has the home directory of `~no-such-user/x`"):
+            team.open("alice", remote="", **{name: "~no-such-user/x"})
+    with team.open("alice", remote="", signing_key="~no-such-user/x") as cache:
+        assert "records are not signed: nobody has the home" in cache.warnings[0]
+    options = {"remote": "http://127.0.0.1:1", "remote_ca": "~no-such-user/x"}
+    with team.open("alice", **options) as cache:
+        cache.lookup(digest(b"k"))
+        assert cache.warnings
+
+
+def test_a_cache_that_is_closed_leaves_no_thread(team):
+    before = set(threading.enumerate())
+    with team.open("alice") as cache:
+        cache.lookup(digest(b"k"))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_where_no_thread_can_be_started_a_build_goes_on(team):
+    usual = threading.stack_size(1 << 46)  # more than there is address space for
+    try:
+        with team.open("alice", remote="") as cache:
+            assert cache.warnings[0].endswith("no thread can be started to reach an outer cache")
+    finally:
+        threading.stack_size(usual)
+
+
+def test_a_large_blob_is_synced_as_it_is_written(team, monkeypatch):
+    """A disk that takes its time is seen to get on, and not given up at the last of a GB."""
+    data = os.urandom(30 << 20)
+    real, sizes = os.fsync, defaultdict(list)
+
+    def fsync(fd):
+        info = os.fstat(fd)
+        sizes[info.st_ino].append(info.st_size)
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    team.publish("alice", data=data, remote="")
+    steps = [later - earlier for grown in sizes.values() for earlier, later in pairwise(grown)]
+    assert len(steps) >= 3
+    assert max(steps) < 12 << 20
 
 
 # --- trust
@@ -593,6 +644,29 @@ class Sick:
     def get_entry(self, key):
         time.sleep(self._delay)
         return self._store.get_entry(key)
+
+
+def test_a_bug_of_a_store_is_told_without_its_words(tmp_path):
+    from max_build.errors import StoreError
+    from max_build.store.directory import DirectoryStore
+
+    class Broken(DirectoryStore):
+        def get_entry(self, key):
+            message = "Invalid header value b'Bearer geheim'"
+            raise ValueError(message)
+
+    faults = []
+    tier = Tier(
+        Broken(tmp_path),
+        "off",
+        request_timeout=20,
+        budget=20,
+        note=lambda label, error: faults.append(error.message),
+    )
+    with pytest.raises(StoreError):
+        tier.entry(digest(b"k"))
+    assert faults == ["local cache failed: ValueError"]
+    tier.close()
 
 
 def test_a_hung_tier_costs_its_budget_once(tmp_path):
