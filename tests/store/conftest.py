@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,14 @@ def mount(*arguments) -> None:
     done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def open_to_all():
+    """A folder that every user can reach, unlike `tmp_path`, whose parents are one user's alone."""
+    with tempfile.TemporaryDirectory(prefix="max-build-test-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture

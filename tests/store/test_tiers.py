@@ -499,16 +499,16 @@ def test_a_living_holder_is_waited_for(team):
     order = []
 
     def hold():
-        with team.open("alice", remote="", lease=1.5) as cache, cache.single_flight(key):
+        with team.open("alice", remote="", lease=0.6) as cache, cache.single_flight(key):
             order.append("held")
-            time.sleep(3)
+            time.sleep(4)
             order.append("released")
 
     holder = threading.Thread(target=hold)
     holder.start()
     while not order:
         time.sleep(0.01)
-    with team.open("bob", remote="", lease=0.5) as cache, cache.single_flight(key) as waited:
+    with team.open("bob", remote="", lease=2) as cache, cache.single_flight(key) as waited:
         order.append("next")
         assert waited
     holder.join()
@@ -579,10 +579,8 @@ def test_a_machine_that_only_fetches_makes_room(team):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is two users")
-def test_folders_take_the_group_of_a_root_that_does_not_hand_it_down(tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    shared = tmp_path / "shared"
+def test_folders_take_the_group_of_a_root_that_does_not_hand_it_down(open_to_all):
+    shared = open_to_all / "shared"
     shared.mkdir()
     os.chown(shared, 1001, 2000)
     shared.chmod(0o775)
