@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from max_build.runtime.graph import Model
-    from max_build.runtime.kernels import Kernels
+    from max_build.runtime.module import Kernels
     from max_build.store import Cache
     from max_build.testing.fixtures import Artifact, Artifacts
 

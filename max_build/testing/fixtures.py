@@ -21,8 +21,8 @@ from max_build.store import open_cache
 from max_build.target import Target
 
 if TYPE_CHECKING:
-    from max_build.runtime.kernels import Kernels
     from max_build.runtime.load import WeightFiles
+    from max_build.runtime.module import Kernels
 
 __all__ = ["Artifact", "Artifacts"]
 
@@ -135,7 +135,7 @@ class Artifacts:
         LoadError
             If the unit is a graph, or the device of this machine is another one.
         """
-        from max_build.runtime.kernels import Kernels
+        from max_build.runtime.module import Kernels
         from max_build.runtime.select import Choice, choose, this_machine
 
         artifact = self.artifact(unit, target)

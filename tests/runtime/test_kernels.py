@@ -14,7 +14,8 @@ from max_build.errors import LoadError, NotBuiltError
 from max_build.key import digest
 from max_build.packaging import manifest_of
 from max_build.runtime import devices
-from max_build.runtime.kernels import Kernels, load_kernels
+from max_build.runtime.kernels import load_kernels
+from max_build.runtime.module import Kernels
 
 pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 

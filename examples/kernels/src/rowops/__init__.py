@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import max_build
-from max_build.runtime.kernels import Kernels
+from max_build.runtime.module import Kernels
 
 __all__ = ["kernels"]
 
