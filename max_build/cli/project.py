@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -84,6 +85,11 @@ def opened(settings: CacheSettings) -> Iterator[Cache]:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` on stdout, indented, keys sorted."""
-    encoded = msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2)
-    print(encoded.decode())
+    """Print `value` on stdout, indented, keys sorted.
+
+    Names that are not UTF-8 come escaped, as `json` writes and reads them.
+    """
+    try:
+        print(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode())
+    except UnicodeEncodeError:
+        print(json.dumps(msgspec.to_builtins(value), indent=2, sort_keys=True))

@@ -119,6 +119,16 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert said["files"][0]["format"] == "safetensors"
 
 
+def test_a_path_that_is_not_utf8_is_escaped_in_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / os.fsdecode(b"b\xff.safetensors"), SPECS)
+    assert run(path, "--json") == 0
+    said = capsys.readouterr().out
+    assert said.isascii()
+    assert json.loads(said)["files"][0]["path"] == str(path)
+
+
 def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path / "1.safetensors", SPECS)
     two = write(tmp_path / "2.safetensors", SPECS, seed=1)
