@@ -55,6 +55,11 @@ class Local:
         self._unsaved: dict[str, Stamp] = {}
         self._cleanup: list[Callable[[], object]] = []
 
+    @property
+    def uses_scratch(self) -> bool:
+        """Whether there is scratch space, with files that `close` removes."""
+        return bool(self._scratch)
+
     def get_entry(self, key: str) -> bytes | None:
         """The entry of `key`, or None.
 

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import max_build
-from max_build.errors import LoadError, NotBuiltError, WeightsError
+from max_build.errors import LoadError, WeightsError
 from max_build.runtime.select import Machine, choose
 from max_build.weights.fingerprint import fingerprint
 from support import run
@@ -205,18 +205,6 @@ def test_a_damaged_manifest(site: Path, text: str, part: str) -> None:
     (site / "toy" / "_max_build" / "manifest.json").write_text(text)
     with pytest.raises(LoadError, match=part):
         max_build.load("toy")
-
-
-def test_a_package_that_was_never_built_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(NotBuiltError, match=r"never built with max-build(.|\n)*`max-build build`"):
-        max_build.load("plain")
-    with pytest.raises(NotBuiltError, match=r"package `nonesuch` is not installed"):
-        max_build.load("nonesuch")
 
 
 def test_a_unit_that_is_not_there(site: Path) -> None:
