@@ -6,28 +6,37 @@ Precedence, strongest first: flag, environment, hook table, project table, user 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import math
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from max_build import compilers, schema
+from max_build.distributions import normalise
 from max_build.errors import ConfigError, TargetError, ToolchainError
-from max_build.schema import Field
+from max_build.fields import Field
+from max_build.key import encodable
+from max_build.layers import (
+    FLAGS,
+    TABLE,
+    close,
+    decode,
+    endless,
+    quoted,
+    read_toml,
+    table_at,
+    table_of,
+    user_file,
+)
+from max_build.manifest import Kind
 from max_build.store.settings import CacheSettings
 from max_build.target import Target, parse
 
-__all__ = ["Settings", "Unit", "cache_settings", "load_settings"]
+__all__ = ["Settings", "Unit", "cache_of", "cache_settings", "load_settings"]
 
-Kind = Literal["graph", "kernel"]
-
-TABLE = "tool.max-build"
 # Keys of hatchling's own that stand in the hook's table beside ours.
 _HATCHLING = frozenset(
     {
@@ -37,17 +46,8 @@ _HATCHLING = frozenset(
         "require-runtime-features",
     }
 )
-_USER_FILE_KEYS = ("cache", "compile-timeout", "executor", "jobs")
-_FLAGS = "command line"
 _AS_TEXT = ("CUDA_", "HOME", "MODULAR_", "TRITON_", "XDG_CACHE_HOME")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-_CONVERSIONS: dict[schema.Reader, Callable[[str], Any]] = {
-    schema.count: int,
-    schema.listed: lambda text: re.split(r"[,\s]+", text.strip()),
-    schema.seconds: float,
-}
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,8 +129,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if unit.name == name:
                 return unit
         names = sorted(unit.name for unit in self.units)
-        message = f"no unit `{name}` in [{TABLE}]; the project declares {_list(names)}"
-        raise ConfigError(message, hint=_close(name, names))
+        message = f"no unit `{name}` in [{TABLE}]; the project declares {quoted(names)}"
+        raise ConfigError(message, hint=close(name, names))
 
     def narrowed(self, units: Sequence[str], targets: Sequence[str]) -> Settings:
         """The same settings with `units` alone, compiled for `targets` in place of their own.
@@ -149,13 +149,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         found: list[Unit] = []
         problems: dict[str, set[str]] = {}
         for unit in chosen:
-            mine: list[str] = []
             accepted: list[str] = []
             for name in targets:
-                accepted += _targets(_FLAGS, (name,), compilers.get(unit.compiler).accepts, mine)
-                for problem in mine:
-                    problems.setdefault(name, set()).add(problem)
-                mine.clear()
+                mine: list[str] = []
+                accepted += _targets(FLAGS, (name,), compilers.get(unit.compiler).accepts, mine)
+                problems.setdefault(name, set()).update(mine)
             if accepted:
                 found.append(msgspec.structs.replace(unit, targets=tuple(dict.fromkeys(accepted))))
         nowhere = [
@@ -195,53 +193,32 @@ def load_settings(
         With every finding, each by its full path.
     """
     root = root.resolve()
-    if not _encodable(str(root)):
+    if not encodable(str(root)):
         shown = os.fsencode(root).decode(errors="backslashreplace")
         message = f"the project's directory `{shown}` has a path that is not UTF-8"
         raise ConfigError(message, hint="rename the directory")
-    document = _read_toml(root / "pyproject.toml")
-    user = _user_file(environ)
+    document = read_toml(root / "pyproject.toml")
+    user = user_file(environ)
     # What compilers read, or paths are made of, goes into keys, records and requests as text.
     problems: list[str] = [
         f"environment variable `{name}` is not UTF-8"
         for name, value in sorted(environ.items())
-        if name.startswith(_AS_TEXT) and not _encodable(value)
+        if name.startswith(_AS_TEXT) and not encodable(value)
     ]
-    tool = _table(document, ("tool", "max-build"), problems)
-    layers: list[tuple[str, Mapping[str, Any]]] = [(TABLE, tool)]
-    if hook:
-        own = {name: value for name, value in hook.items() if name not in _HATCHLING}
-        layers.append(("tool.hatch.build.targets.wheel.hooks.max-build", own))
-    if flags:
-        layers.append((_FLAGS, flags))
-    project = _decode(schema.PROJECT, layers, problems, environ, user)
-    cache_layers = [
-        (f"{path}.cache", found) for path, table in layers if (found := _has(table, "cache"))
-    ]
-    cache = _decode(schema.CACHE, cache_layers, problems, environ, _has(user, "cache") or {})
-    tables: tuple[tuple[Kind, Sequence[Field]], ...] = (
-        ("graph", schema.GRAPH),
-        ("kernel", schema.KERNEL),
-    )
-    units = [
-        unit
-        for kind, fields in tables
-        for name, declared in project[f"{kind}s"].items()
-        if (unit := _unit(kind, name, declared, fields, project, problems))
-    ]
-    _same_names(units, problems)
+    layers = _layers(document, hook or {}, flags or {}, problems)
+    project = decode(schema.PROJECT, layers, problems, environ, user)
+    tables = [(f"{path}.cache", found) for path, one in layers if (found := table_of(one, "cache"))]
+    cache = decode(schema.CACHE, tables, problems, environ, table_of(user, "cache") or {})
+    units = _units(project, problems)
     if problems:
-        message = f"{root.name}: " + (
-            problems[0] if len(problems) == 1 else "\n  ".join(["settings are wrong", *problems])
-        )
+        told = problems if len(problems) == 1 else ["settings are wrong", *problems]
+        message = f"{root.name}: " + "\n  ".join(told)
         raise ConfigError(message)
-    metadata = document.get("project", {})
-    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
     return Settings(
         root=str(root),
-        project=re.sub(r"[-_.]+", "-", str(name)).lower(),
+        project=_project_name(document),
         package=project["package"],
-        units=tuple(units),
+        units=units,
         cache=_cache(cache, root),
         python_path=_python_path(root, project["python-path"]),
         jobs=project["jobs"],
@@ -263,134 +240,60 @@ def cache_settings(environ: Mapping[str, str] = os.environ) -> CacheSettings:
         With every finding, each by its variable or path.
     """
     problems: list[str] = []
-    user = _has(_user_file(environ), "cache") or {}
-    values = _decode(schema.CACHE, [], problems, environ, user)
+    user = table_of(user_file(environ), "cache") or {}
+    values = decode(schema.CACHE, [], problems, environ, user)
     if problems:
         raise ConfigError("\n  ".join(["settings of the cache are wrong", *problems]))
     return _cache(values, Path.cwd())
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        message = f"no `pyproject.toml` in `{path.parent}`"
-        hint = "run max-build in the root of a model repo, or name it with `--project DIR`"
-        raise ConfigError(message, hint=hint) from None
-    except (OSError, ValueError, RecursionError) as error:
-        # Besides its own errors, tomllib lets out those of a number or a nesting without end.
-        message = f"`{path}` cannot be read: {error}"
-        raise ConfigError(message) from error
+def cache_of(project: Path | None) -> CacheSettings:
+    """The project's cache where there is a project in that directory, else the user's.
+
+    Raises
+    ------
+    ConfigError
+        If the settings are wrong.
+    """
+    if project is not None and (project / "pyproject.toml").is_file():
+        return load_settings(project).cache
+    return cache_settings()
 
 
-def _user_file(environ: Mapping[str, str]) -> dict[str, Any]:
-    home = environ.get("XDG_CONFIG_HOME") or (
-        os.path.join(environ["HOME"], ".config") if environ.get("HOME") else ""
-    )
-    path = Path(home, "max-build", "config.toml")
-    if not home or not path.is_file():
-        return {}
-    found = _read_toml(path)
-    foreign = sorted(found.keys() - set(_USER_FILE_KEYS))
-    if foreign:
-        message = f"`{path}` may set {_list(_USER_FILE_KEYS)}, not {_list(foreign)}"
-        raise ConfigError(message, hint=f"project settings belong into [{TABLE}]")
-    return found
-
-
-def _table(document: Mapping[str, Any], path: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    found: Any = document
-    for depth, name in enumerate(path, 1):
-        found = found.get(name, {})
-        if not isinstance(found, dict):
-            problems.append(f"`{'.'.join(path[:depth])}` must be a table, got {found!r}")
-            return {}
-    return dict(found)
-
-
-def _has(layer: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    value = layer.get(name)
-    return value if isinstance(value, dict) else None
-
-
-def _decode(
-    fields: Sequence[Field],
-    layers: Sequence[tuple[str, Mapping[str, Any]]],
+def _layers(
+    document: Mapping[str, Any],
+    hook: Mapping[str, Any],
+    flags: Mapping[str, Any],
     problems: list[str],
-    environ: Mapping[str, str],
-    user: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Decode one table from its layers, the last one strongest, then the environment."""
-    values = {field.name: field.default for field in fields}
-    by_name = {field.name: field for field in fields}
-    for path, layer in [("user file", user), *layers]:
-        for name, value in layer.items():
-            field = by_name.get(name)
-            if field is None:
-                hint = _close(name, list(by_name))
-                problems.append(f"`{path}.{name}` is unknown" + (f": {hint}" if hint else ""))
-                continue
-            _read(field, value, f"{path}.{name}", values, problems)
-    flagged = {name for path, layer in layers if path.startswith(_FLAGS) for name in layer}
-    for field in fields:
-        if field.env and environ.get(field.env, "") != "" and field.name not in flagged:
-            if not _encodable(environ[field.env]):
-                problems.append(f"environment variable `{field.env}` is not UTF-8")
-                continue
-            try:
-                value = _from_text(field, environ[field.env])
-            except ValueError as error:
-                problems.append(f"environment variable `{field.env}` {error}")
-            else:
-                _read(field, value, f"environment variable {field.env}", values, problems)
-    return values
+) -> list[tuple[str, Mapping[str, Any]]]:
+    """(path, keys) of what sets something, the weakest first."""
+    own = {name: value for name, value in hook.items() if name not in _HATCHLING}
+    return [
+        (TABLE, table_at(document, ("tool", "max-build"), problems)),
+        ("tool.hatch.build.targets.wheel.hooks.max-build", own),
+        (FLAGS, flags),
+    ]
 
 
-def _encodable(text: str) -> bool:
-    """Whether text that came from the system is UTF-8, as what workers and records are told is."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _project_name(document: Mapping[str, Any]) -> str:
+    project = document.get("project", {})
+    return normalise(str(project.get("name", ""))) if isinstance(project, dict) else ""
 
 
-def _read(field: Field, value: Any, path: str, values: dict[str, Any], problems: list[str]) -> None:
-    try:
-        values[field.name] = field.read(value)
-    except ValueError as error:
-        problems.append(f"`{path}` {error}")
-
-
-def _truth(value: str) -> bool:
-    return value.strip().lower() in {"1", "true", "yes", "on"}
-
-
-def _from_text(field: Field, value: str) -> Any:
-    """Turn a variable's text into the TOML value that the field reads."""
-    convert = _CONVERSIONS.get(field.read, str)
-    if field.read is schema.flag:
-        if not _truth(value) and value.strip().lower() not in {"0", "false", "no", "off"}:
-            message = f"must be `1` or `0`, got {value!r}"
-            raise ValueError(message)
-        return _truth(value)
-    try:
-        return convert(value)
-    except ValueError:
-        message = f"must be a number, got {value!r}"
-        raise ValueError(message) from None
-
-
-def _endless(path: str, value: Any) -> Iterator[str]:
-    """What is wrong with the floats in a value: JSON, as workers are told it, has finite ones."""
-    if isinstance(value, dict):
-        for name, one in value.items():
-            yield from _endless(f"{path}.{name}", one)
-    elif isinstance(value, list):
-        for position, one in enumerate(value):
-            yield from _endless(f"{path}[{position}]", one)
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield f"`{path}` must be a finite number, got {value!r}"
+def _units(project: Mapping[str, Any], problems: list[str]) -> tuple[Unit, ...]:
+    """Every unit that is declared rightly; graphs come before kernels."""
+    tables: tuple[tuple[Kind, Sequence[Field]], ...] = (
+        ("graph", schema.GRAPH),
+        ("kernel", schema.KERNEL),
+    )
+    units = tuple(
+        unit
+        for kind, fields in tables
+        for name, declared in project[f"{kind}s"].items()
+        if (unit := _unit(kind, name, declared, fields, project, problems))
+    )
+    _same_names(units, problems)
+    return units
 
 
 def _unit(
@@ -408,8 +311,8 @@ def _unit(
         return None
     if not _UNIT_NAME.fullmatch(name):
         problems.append(f"`{where}`: a unit's name is made of letters, digits, `.`, `_` and `-`")
-    problems.extend(_endless(where, table))
-    declared = _decode(fields, [(where, table)], problems, {}, {})
+    problems.extend(endless(where, table))
+    declared = decode(fields, [(where, table)], problems, {}, {})
     compiler = declared.pop("compiler") or _compiler_of(where, declared, problems)
     if kind == "graph" and not declared["entry"] and "entry" not in table:
         problems.append(f"`{where}.entry` is missing: it names the function that builds the graph")
@@ -423,7 +326,7 @@ def _unit(
         problems.append(f"`{where}.compiler`: {error}")
         return None
     if not compilers.takes(adapter, kind):
-        fitting = _list(_compilers_for(kind))
+        fitting = quoted(_compilers_for(kind))
         problems.append(f"`{where}.compiler` must be one of {fitting}, got {compiler!r}")
         return None
     targets = _targets(where, names, adapter.accepts, problems)
@@ -507,12 +410,3 @@ def _cache(values: Mapping[str, Any], root: Path) -> CacheSettings:
         if fields[name]:
             fields[name] = str(root / fields[name])
     return CacheSettings(**fields)
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names) or "none"
-
-
-def _close(name: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=2)
-    return f"did you mean {' or '.join(f'`{one}`' for one in close)}?" if close else ""

@@ -15,7 +15,7 @@ from max_build.config import Settings, Unit
 from max_build.errors import MaxBuildError
 from max_build.explain import told
 from max_build.key import changes, digest
-from max_build.worker import Compile, Compiled, Derive, Derived, Failed
+from max_build.messages import Compile, Compiled, Derive, Derived
 from max_build.workers import Worker
 
 __all__ = ["Finding", "check"]
@@ -73,14 +73,8 @@ def _compiled(
     try:
         with tempfile.TemporaryDirectory(prefix="max-build-") as scratch:
             request = Derive(unit, target, settings.root, settings.python_path, scratch)
-            derived = worker.ask(request, timeout=settings.compile_timeout)
-            if isinstance(derived, Failed):
-                raise derived.error()
-            compiled = worker.ask(Compile(), timeout=settings.compile_timeout)
-            if isinstance(compiled, Failed):
-                raise compiled.error()
-            assert isinstance(derived, Derived)
-            assert isinstance(compiled, Compiled)
+            derived = worker.ask(request, Derived, timeout=settings.compile_timeout)
+            compiled = worker.ask(Compile(), Compiled, timeout=settings.compile_timeout)
             return derived, {
                 role: tuple(digest(Path(name).read_bytes()) for name in names)
                 for role, names in compiled.files.items()

@@ -13,7 +13,7 @@ from max_build.workers import capacity
 
 if TYPE_CHECKING:
     from max_build.config import Settings, Unit
-    from max_build.pipeline import Outcome, Reporter
+    from max_build.outcomes import Outcome, Reporter
     from max_build.store import Cache
     from max_build.target import Target
 

@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 _SHOWN = 4
+_LINES = 24
+_WIDTH = 160
 _OPERATION = re.compile(r"(?:%[\w#:, %]+ = )?\"?([A-Za-z_]\w*(?:\.\w+)+)")
 _NUMBER = re.compile(r"%\d+")
 _HEADERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".inl", ".inc")
@@ -159,8 +161,8 @@ def first_change(before: str, after: str) -> str:
     return f"`{_operation(gone) or gone.strip()[:40]}` is gone from the end"
 
 
-def graph_diff(before: str, after: str, limit: int = 24, width: int = 160) -> list[str]:
-    """The changed lines, at most `limit`, each cut to `width` characters.
+def graph_diff(before: str, after: str) -> list[str]:
+    """The changed lines, the first 24 of them, each cut to 160 characters.
 
     Values are numbered from the start of a graph, so that one operation more renumbers all that
     follow: the numbers are left out of the comparison.
@@ -174,14 +176,14 @@ def graph_diff(before: str, after: str, limit: int = 24, width: int = 160) -> li
         if tag != "equal":
             lines += [f"- {line.strip()}" for line in old[start:end]]
             lines += [f"+ {line.strip()}" for line in new[other:last]]
-    cut = [line if len(line) <= width else _around(line, width) for line in lines[:limit]]
-    if len(lines) > limit:
-        cut.append(f"… {len(lines) - limit} lines more")
+    cut = [_cut(line) for line in lines[:_LINES]]
+    if len(lines) > _LINES:
+        cut.append(f"… {len(lines) - _LINES} lines more")
     return cut
 
 
-def _around(line: str, width: int) -> str:
-    return f"{line[: width - 1]}…"
+def _cut(line: str) -> str:
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 1]}…"
 
 
 def _operation(line: str) -> str:

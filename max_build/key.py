@@ -12,7 +12,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["KEY_SCHEMA", "Components", "canonical", "changes", "digest", "key_of", "parsed"]
+__all__ = [
+    "KEY_SCHEMA",
+    "Components",
+    "canonical",
+    "changes",
+    "digest",
+    "encodable",
+    "key_of",
+    "parsed",
+]
 
 T = TypeVar("T")
 
@@ -78,6 +87,15 @@ def parsed(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     except RecursionError:
         message = "JSON nests too deeply"
         raise ValueError(message) from None
+
+
+def encodable(text: str) -> bool:
+    """Whether text is UTF-8, as what came from the system or out of JSON need not be."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def digest(data: bytes | bytearray | memoryview) -> str:

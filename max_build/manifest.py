@@ -15,6 +15,7 @@ __all__ = [
     "FOLDER",
     "METADATA_NAME",
     "NAME",
+    "Kind",
     "Manifest",
     "ManifestUnit",
     "WeightRules",
@@ -24,6 +25,9 @@ __all__ = [
     "make",
     "package_of",
 ]
+
+Kind = Literal["graph", "kernel"]
+"""What a unit is, by the table that declares it."""
 
 MANIFEST_SCHEMA = 1
 FOLDER = "_max_build"
@@ -59,7 +63,7 @@ class WeightRules(msgspec.Struct, frozen=True, kw_only=True):
 class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
     """One unit: what its loader needs, and target → record."""
 
-    kind: Literal["graph", "kernel"]
+    kind: Kind
     weights: WeightRules = WeightRules()
     targets: dict[str, Record]
 

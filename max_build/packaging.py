@@ -15,7 +15,7 @@ from max_build import manifest as manifests
 from max_build.config import Settings, load_settings
 from max_build.errors import CompileError, ConfigError
 from max_build.manifest import Manifest, ManifestUnit, WeightRules
-from max_build.pipeline import Build, Event, Mode, summary
+from max_build.outcomes import Build, Event, Mode, summary
 from max_build.report.history import build_noted
 from max_build.store import open_cache
 from max_build.workspace import in_memory
@@ -77,7 +77,7 @@ def into_wheel(
 
 
 def failure(result: Build) -> CompileError:
-    """One error that tells every unit that failed or, in must-hit mode, missed."""
+    """One error that tells every unit that failed or, under `require-hit`, missed."""
     lines = []
     for one in result.failed:
         error = one.error

@@ -12,8 +12,7 @@ import dataclasses
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -23,93 +22,18 @@ from max_build.config import Settings, Unit
 from max_build.errors import CompileError, MaxBuildError
 from max_build.executor import Executor, LocalPool, open_executor
 from max_build.key import digest, key_of
+from max_build.messages import Compile, Compiled, Derive, Derived
+from max_build.outcomes import Build, Event, Mode, Outcome, Reporter
 from max_build.recipes.recall import Recall
 from max_build.record import Blob, Record, Role
 from max_build.store import Cache, Hit
 from max_build.target import Target
-from max_build.worker import Compile, Compiled, Derive, Derived, Failed
 from max_build.workers import Worker, Workers
 
 if TYPE_CHECKING:
     from max_build.explain import Explanation
 
-__all__ = ["Build", "Event", "Mode", "Outcome", "Reporter", "State", "build", "summary"]
-
-Mode = Literal["build", "require-hit", "look"]
-"""Compile what misses, fail on a miss, or only say what would be compiled."""
-
-State = Literal["cached", "compiled", "uncached", "missed", "failed"]
-"""`uncached` was compiled and cannot be kept; `missed` was not compiled, as the mode asked."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one unit for one target.
-
-    Parameters
-    ----------
-    key
-        Empty where the unit could not even be derived.
-    record
-        None where nothing was found or made.
-    tier
-        Where a cached one was found.
-    reason
-        Why it missed, or why it is not kept.
-    always
-        Why no recipe can save its derivation, where one was needed.
-    explanation
-        What is different from the nearest earlier record, of one that missed.
-    where
-        The host of a farm that compiled it; empty for this machine.
-    seconds
-        Wall time this build spent on it.
-    """
-
-    unit: Unit
-    target: Target
-    state: State
-    key: str = ""
-    record: Record | None = None
-    tier: str = ""
-    reason: str = ""
-    always: str = ""
-    explanation: Explanation | None = None
-    error: MaxBuildError | None = None
-    where: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One step of one job, for whoever shows progress.
-
-    `expected` is what the last compile of the same unit and target took, in seconds; 0 if there
-    was none. `outcome` comes with `done`.
-    """
-
-    what: Literal["deriving", "compiling", "waiting", "done"]
-    unit: str
-    target: str
-    reason: str = ""
-    expected: float = 0.0
-    outcome: Outcome | None = None
-
-
-Reporter = Callable[[Event], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Build:
-    """A finished build: one outcome per unit and target, in the order declared."""
-
-    outcomes: tuple[Outcome, ...]
-    seconds: float
-
-    @property
-    def failed(self) -> tuple[Outcome, ...]:
-        """The outcomes that leave a unit without an artifact."""
-        return tuple(one for one in self.outcomes if one.state in ("failed", "missed"))
+__all__ = ["build"]
 
 
 def build(
@@ -129,21 +53,6 @@ def build(
     with _Session(settings, cache, mode, report) as session:
         outcomes = session.run(todo)
     return Build(outcomes=outcomes, seconds=time.monotonic() - started)
-
-
-def summary(result: Build) -> str:
-    """One line: `2 units × 2 targets: 3 cached, 1 compiled in 61.2 s`."""
-    units = len({one.unit.name for one in result.outcomes})
-    targets = len({one.target for one in result.outcomes})
-    counted: list[str] = []
-    for state in ("cached", "compiled", "uncached", "missed", "failed"):
-        count = sum(one.state == state for one in result.outcomes)
-        if count:
-            word = "compiled, not kept" if state == "uncached" else state
-            counted.append(f"{count} {word}")
-    took = f"{result.seconds:.1f} s" if result.seconds >= 1 else f"{1000 * result.seconds:.0f} ms"
-    what = f"{units} unit{'s' * (units != 1)} × {targets} target{'s' * (targets != 1)}"
-    return f"{what}: {', '.join(counted) or 'nothing to do'} in {took}"
 
 
 class _Session:
@@ -206,34 +115,37 @@ class _Session:
 
     def look(self, unit: Unit, target: Target) -> Outcome | None:
         """Look up a unit whose key is known without its code or a compiler; None leaves it over."""
-        adapter = compilers.get(unit.compiler)
         started = time.monotonic()
+        adapter = compilers.get(unit.compiler)
         if adapter.runs_user_code:
             key = self._recall.key(unit, target)
         else:
             try:
                 derivation = adapter.derive(self._job(unit, target, self._scratch))
             except MaxBuildError as error:
-                return _failure(unit, target, error, started)
+                took = time.monotonic() - started
+                return Outcome(unit, target, "failed", error=error, seconds=took)
             key = "" if derivation.uncacheable else key_of(derivation.components)
         if not key:
             return None
         found = self._cache.lookup(key, fetch=self._mode != "look", count_miss=False)
-        return _hit(unit, target, found, started) if isinstance(found, Hit) else None
+        if not isinstance(found, Hit):
+            return None
+        return _hit(unit, target, found, time.monotonic() - started)
 
     def work(self, unit: Unit, target: Target) -> Outcome:
         """Derive in a worker, look up, and compile what misses."""
         started = time.monotonic()
         try:
             with self._workers.worker(unit.compiler) as worker, self._own_scratch() as scratch:
-                outcome = self._derive(worker, self._job(unit, target, scratch), started)
+                outcome = self._derive(worker, self._job(unit, target, scratch))
         except MaxBuildError as error:
             if stale := self._recall.stale(unit, target):
                 error.add_note(f"it had to be derived anew: {stale}")
-            outcome = _failure(unit, target, error, started)
-        return outcome
+            outcome = Outcome(unit, target, "failed", error=error)
+        return dataclasses.replace(outcome, seconds=time.monotonic() - started)
 
-    def _derive(self, worker: Worker, job: Job, started: float) -> Outcome:
+    def _derive(self, worker: Worker, job: Job) -> Outcome:
         """Derive; then look up, compile, and keep the recipe of what came of it."""
         self._tell("deriving", job)
         answer = worker.ask(
@@ -245,68 +157,61 @@ class _Session:
                 str(job.scratch),
                 str(self._cache.memo.folder or ""),
             ),
+            Derived,
             timeout=self._settings.compile_timeout,
         )
-        if isinstance(answer, Failed):
-            raise answer.error()
-        assert isinstance(answer, Derived)
-        outcome = self._find_or_make(worker, job, answer, started)
+        outcome = self._find_or_make(worker, job, answer)
         if answer.recipe and outcome.state in ("cached", "compiled") and self._mode != "look":
             self._recall.remember(job.unit, job.target, answer.recipe)
         return dataclasses.replace(outcome, always=answer.always)
 
-    def _find_or_make(self, worker: Worker, job: Job, answer: Derived, started: float) -> Outcome:
-        key = key_of(answer.components)
-        if answer.uncacheable:
-            return self._miss(worker, job, answer, answer.uncacheable, started)
+    def _find_or_make(self, worker: Worker, job: Job, derived: Derived) -> Outcome:
+        """Look it up; compile what misses, unless the mode forbids it."""
+        key = key_of(derived.components)
         building = self._mode == "build"
+        if derived.uncacheable:
+            if not building:
+                return _miss(job, key, derived.uncacheable)
+            return self._make(worker, job, derived, key, derived.uncacheable)
         found = self._cache.lookup(key, fetch=self._mode != "look", count_miss=not building)
         if isinstance(found, Hit):
-            return _hit(job.unit, job.target, found, started)
+            return _hit(job.unit, job.target, found)
         from max_build.explain import explain_miss
 
         reason, explanation = explain_miss(
             self._cache,
             job.unit.name,
-            answer.components,
-            Path(answer.ir) if answer.ir else None,
+            derived.components,
+            Path(derived.ir) if derived.ir else None,
             found,
             self._recall.stale(job.unit, job.target),
         )
         if not building:
-            outcome = self._miss(worker, job, answer, reason, started)
-            return dataclasses.replace(outcome, explanation=explanation)
+            return _miss(job, key, reason, explanation)
         self._tell("waiting", job)
         with self._cache.single_flight(key) as waited:
             if waited:
                 found = self._cache.lookup(key)
                 if isinstance(found, Hit):
-                    return _hit(job.unit, job.target, found, started)
+                    return _hit(job.unit, job.target, found)
             else:
                 self._cache.stats.miss(found.reason)
-            return self._miss(worker, job, answer, reason, started)
+            return self._make(worker, job, derived, key, reason)
 
-    def _miss(
-        self, worker: Worker, job: Job, derived: Derived, reason: str, started: float
-    ) -> Outcome:
-        """Compile and publish, unless the mode forbids it."""
-        unit, target, key = job.unit, job.target, key_of(derived.components)
-        if self._mode != "build":
-            return Outcome(
-                unit, target, "missed", key, reason=reason, seconds=time.monotonic() - started
-            )
+    def _make(self, worker: Worker, job: Job, derived: Derived, key: str, reason: str) -> Outcome:
+        """Compile, and publish what can be kept."""
+        unit, target = job.unit, job.target
         name = f"{unit.name}:{target}"
         last = self._cache.memo.get("seconds", name)
         self._tell("compiling", job, reason, float(last) if last else 0.0)
         compiling = time.monotonic()
-        answer = worker.ask(Compile(), timeout=self._settings.compile_timeout)
-        if isinstance(answer, Failed):
+        try:
+            answer = worker.ask(Compile(), Compiled, timeout=self._settings.compile_timeout)
+        except MaxBuildError as error:
             log = worker.take_log()
-            error = answer.error()
             if log and log not in error.message:
                 error.add_note(log)
-            raise error
-        assert isinstance(answer, Compiled)
+            raise
         took = time.monotonic() - compiling
         record, files = _record(unit.name, key, derived, answer, worker.take_log(), took)
         uncacheable = derived.uncacheable or answer.uncacheable
@@ -322,7 +227,6 @@ class _Session:
             key,
             record,
             reason=uncacheable or reason,
-            seconds=time.monotonic() - started,
         )
 
     def _job(self, unit: Unit, target: Target, scratch: Path) -> Job:
@@ -403,17 +307,10 @@ def _record(
     return record, files
 
 
-def _hit(unit: Unit, target: Target, found: Hit, started: float) -> Outcome:
-    return Outcome(
-        unit,
-        target,
-        "cached",
-        found.record.key,
-        found.record,
-        tier=found.tier,
-        seconds=time.monotonic() - started,
-    )
+def _hit(unit: Unit, target: Target, found: Hit, seconds: float = 0.0) -> Outcome:
+    record = found.record
+    return Outcome(unit, target, "cached", record.key, record, tier=found.tier, seconds=seconds)
 
 
-def _failure(unit: Unit, target: Target, error: MaxBuildError, started: float) -> Outcome:
-    return Outcome(unit, target, "failed", error=error, seconds=time.monotonic() - started)
+def _miss(job: Job, key: str, reason: str, explanation: Explanation | None = None) -> Outcome:
+    return Outcome(job.unit, job.target, "missed", key, reason=reason, explanation=explanation)

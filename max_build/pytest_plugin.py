@@ -154,8 +154,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     told = config.stash[_told]
     if not told:
         return
+    from max_build.outcomes import STATES
+
     parts = []
-    for state in ("cached", "compiled", "uncached", "missed", "failed"):
+    for state in STATES:
         seconds = [spent for one, spent in told if one == state]
         if seconds:
             took = f" in {sum(seconds):.1f} s" if state in ("compiled", "uncached") else ""

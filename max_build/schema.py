@@ -1,195 +1,43 @@
-"""Every setting there is: name, type, default, variable and meaning, as data.
+"""The keys of [tool.max-build] and its tables: name, type, default, variable and meaning, as data.
 
 `max_build.config` decodes by this table and the README's table is printed from it
-(`python -m max_build.schema`), so neither can say what the other does not.
+(`python -m max_build.schema`), so neither can say what the other does not. Variables that no key
+stands for, `MAX_BUILD_STALE` and the like, are read where they are used.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from max_build.store.amounts import parse_size
+from max_build.fields import (
+    Field,
+    choice,
+    count,
+    entry,
+    flag,
+    number,
+    path,
+    seconds,
+    size,
+    strings,
+    table,
+    text,
+    texts,
+    truth,
+    words,
+)
 
-__all__ = ["CACHE", "GRAPH", "KERNEL", "PROJECT", "Field", "markdown"]
-
-Reader = Callable[[Any], Any]
-"""Returns the decoded value, or raises ValueError with the rest of "`path` must be …"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One key of one table.
-
-    Parameters
-    ----------
-    name
-        The TOML key.
-    read
-        Decodes the TOML value.
-    doc
-        One sentence for the README.
-    default
-        The decoded value where the key is absent.
-    env
-        The environment variable that overrides it; its text is split or converted first.
-    shown
-        The default as the README shows it.
-    """
-
-    name: str
-    read: Reader
-    doc: str
-    default: Any = None
-    env: str = ""
-    shown: str = ""
-
-
-def _got(value: Any) -> str:
-    names: dict[type, str] = {
-        str: "string",
-        bool: "boolean",
-        int: "integer",
-        float: "float",
-        list: "array",
-        dict: "table",
-    }
-    return f"got {names.get(type(value), type(value).__name__)} {value!r}"
-
-
-def _filled(value: Any) -> bool:
-    """Whether a value is a string with something in it, and nothing that no path may hold."""
-    return isinstance(value, str) and bool(value.strip()) and "\0" not in value
-
-
-def text(value: Any) -> str:
-    """Read a non-empty string."""
-    if not _filled(value):
-        message = f"must be a non-empty string, {_got(value)}"
-        raise ValueError(message)
-    return str(value)
-
-
-def path(value: Any) -> str:
-    """Read a path, whose `~` is replaced."""
-    found = os.path.expanduser(text(value))
-    if found.startswith("~"):
-        message = f"must be a path, and nobody has the home directory of {value!r}"
-        raise ValueError(message)
-    return found
-
-
-def texts(value: Any) -> tuple[str, ...]:
-    """Read an array of non-empty strings; a lone string is an array of one."""
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list):
-        message = f"must be an array of strings, {_got(value)}"
-        raise ValueError(message)
-    for position, one in enumerate(value, 1):
-        if not _filled(one):
-            message = f"must be an array of non-empty strings; item {position} is {one!r}"
-            raise ValueError(message)
-    if len(set(value)) != len(value):
-        twice = sorted({one for one in value if value.count(one) > 1})
-        message = f"names {', '.join(f'`{one}`' for one in twice)} twice"
-        raise ValueError(message)
-    return tuple(value)
-
-
-def listed(value: Any) -> tuple[str, ...]:
-    """Read `texts`, where an environment variable may hold the items after commas or spaces."""
-    return texts(value)
-
-
-def flag(value: Any) -> bool:
-    """Read a boolean."""
-    if not isinstance(value, bool):
-        message = f"must be a boolean, {_got(value)}"
-        raise ValueError(message)
-    return value
-
-
-def count(value: Any) -> int:
-    """Read a whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        message = f"must be a whole number of at least 0, {_got(value)}"
-        raise ValueError(message)
-    return value
-
-
-def seconds(value: Any) -> float:
-    """Read a positive number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        message = f"must be a positive number of seconds, {_got(value)}"
-        raise ValueError(message)
-    return float(value)
-
-
-def size(value: Any) -> int:
-    """Read a number of bytes: an integer, or a string such as `"20 GiB"` or `"200G"`."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return parse_size(value)
-    message = f'must be a size such as "20 GiB", {_got(value)}'
-    raise ValueError(message)
-
-
-def choice(*allowed: str) -> Reader:
-    """Read one of the given strings."""
-
-    def read(value: Any) -> str:
-        if value not in allowed or not isinstance(value, str):
-            message = f"must be one of {', '.join(f'`{one}`' for one in allowed)}, {_got(value)}"
-            raise ValueError(message)
-        return value
-
-    return read
-
-
-def table(value: Any) -> dict[str, Any]:
-    """Read a table, whose keys its own reader checks."""
-    if not isinstance(value, dict):
-        message = f"must be a table, {_got(value)}"
-        raise ValueError(message)
-    return dict(value)
-
-
-def strings(value: Any) -> dict[str, str]:
-    """Read a table of strings."""
-    found = table(value)
-    for key, one in found.items():
-        if not isinstance(one, str):
-            message = f"must be a table of strings; `{key}` is {one!r}"
-            raise ValueError(message)
-    return found
-
-
-_ENTRY = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-
-
-def entry(value: Any) -> str:
-    """Read `package.module:function`."""
-    if not _ENTRY.fullmatch(text(value)):
-        message = f"must be of the form `package.module:function`, got {value!r}"
-        raise ValueError(message)
-    return str(value)
-
+__all__ = ["CACHE", "GRAPH", "KERNEL", "PROJECT", "TABLES", "markdown"]
 
 PROJECT: tuple[Field, ...] = (
     Field(
         "targets",
-        listed,
+        texts,
         "what every unit is compiled for: `cpu`, `sm_90a`, `gfx942`, … or `native`",
         (),
         "MAX_BUILD_TARGETS",
-        "none",
+        parse=words,
     ),
     Field("host", text, "CPU baseline of host code in graph artifacts", "x86-64-v3"),
     Field(
@@ -205,7 +53,7 @@ PROJECT: tuple[Field, ...] = (
         "put the artifacts into the wheel; `false` ships the manifest alone",
         True,
         "MAX_BUILD_EMBED",
-        "`true`",
+        parse=truth,
     ),
     Field(
         "python-path",
@@ -220,7 +68,7 @@ PROJECT: tuple[Field, ...] = (
         "workers that derive and compile at once; 0 means min(CPUs, memory / 2 GiB)",
         0,
         "MAX_BUILD_JOBS",
-        "`0`",
+        parse=number,
     ),
     Field(
         "executor",
@@ -235,7 +83,7 @@ PROJECT: tuple[Field, ...] = (
         "seconds after which one compile is given up",
         3600.0,
         "MAX_BUILD_COMPILE_TIMEOUT",
-        "`3600`",
+        parse=number,
     ),
     Field(
         "require-hit",
@@ -243,7 +91,7 @@ PROJECT: tuple[Field, ...] = (
         "a miss is an error and nothing compiles",
         False,
         "MAX_BUILD_REQUIRE_HIT",
-        "`false`",
+        parse=truth,
     ),
     Field(
         "disable",
@@ -251,17 +99,16 @@ PROJECT: tuple[Field, ...] = (
         "skip max-build altogether: no artifact, no manifest",
         False,
         "MAX_BUILD_DISABLE",
-        "`false`",
+        parse=truth,
     ),
     Field(
         "toolchain",
         strings,
         "versions of distributions that a machine without them takes as given, for hits",
         {},
-        shown="none",
     ),
-    Field("graphs", table, "graphs by name: tables as below", {}, shown="none"),
-    Field("kernels", table, "kernel modules by name: tables as below", {}, shown="none"),
+    Field("graphs", table, "graphs by name: tables as below", {}),
+    Field("kernels", table, "kernel modules by name: tables as below", {}),
     Field("cache", table, "where artifacts are kept: a table as below", {}, shown="local only"),
 )
 
@@ -275,9 +122,8 @@ GRAPH: tuple[Field, ...] = (
         "what `load` opens by default: paths from the project root or the package, or "
         "`package:path` inside an installed package; never hashed, never embedded",
         (),
-        shown="none",
     ),
-    Field("targets", listed, "in place of the project's `targets`", (), shown="the project's"),
+    Field("targets", texts, "in place of the project's `targets`", (), shown="the project's"),
     Field("host", text, "in place of the project's `host`", "", shown="the project's"),
     Field(
         "rename",
@@ -285,28 +131,24 @@ GRAPH: tuple[Field, ...] = (
         'prefix of a name in the file → prefix in the graph, `{ "model." = "" }`; a key that '
         "starts with `^` is a regular expression",
         {},
-        shown="none",
     ),
     Field(
         "tied",
         strings,
         "weight of the graph → the weight whose tensor it shares where the file has none",
         {},
-        shown="none",
     ),
     Field(
         "transpose",
         texts,
         "patterns (`*`, `?`) of weights whose last two dimensions the file swaps",
         (),
-        shown="none",
     ),
     Field(
         "cast",
         strings,
         "pattern of weights → type they are converted to on load, from quantised types too",
         {},
-        shown="none",
     ),
     Field(
         "quantised",
@@ -314,15 +156,8 @@ GRAPH: tuple[Field, ...] = (
         "pattern of weights the graph takes as bytes → type of their blocks, "
         '`{ "*.ffn_up.weight" = "q4_k" }`; a file of another type is refused',
         {},
-        shown="none",
     ),
-    Field(
-        "options",
-        table,
-        "options of the compiler: `tile-based-fusion`, `defines`",
-        {},
-        shown="none",
-    ),
+    Field("options", table, "options of the compiler: `tile-based-fusion`, `defines`", {}),
     Field("compiler", text, "adapter of the group `max_build.compilers`", "max"),
 )
 
@@ -330,14 +165,8 @@ KERNEL: tuple[Field, ...] = (
     Field(
         "source", text, "`.cu`, `.cuh` or `.ptx` file, from the project root", "", shown="needed"
     ),
-    Field(
-        "entry",
-        entry,
-        "`package.module:kernel` of a Triton kernel, in place of `source`",
-        "",
-        shown="none",
-    ),
-    Field("targets", listed, "in place of the project's `targets`", (), shown="the project's"),
+    Field("entry", entry, "`package.module:kernel` of a Triton kernel, in place of `source`", ""),
+    Field("targets", texts, "in place of the project's `targets`", (), shown="the project's"),
     Field(
         "names",
         texts,
@@ -345,31 +174,18 @@ KERNEL: tuple[Field, ...] = (
         (),
         shown="every one in the cubin, by its symbol",
     ),
-    Field(
-        "include-dirs",
-        texts,
-        "header directories, from the project root, in order",
-        (),
-        shown="none",
-    ),
-    Field(
-        "keep-ptx",
-        flag,
-        "ship the PTX too, for devices newer than every cubin",
-        False,
-        shown="`false`",
-    ),
-    Field("options", table, "options of the compiler", {}, shown="none"),
+    Field("include-dirs", texts, "header directories, from the project root, in order", ()),
+    Field("keep-ptx", flag, "ship the PTX too, for devices newer than every cubin", False),
+    Field("options", table, "options of the compiler", {}),
     Field(
         "signature",
         strings,
         'Triton: argument → type, `{ x = "*fp32:16", n = "i32" }`; `:16` promises a multiple of 16',
         {},
-        shown="none",
     ),
-    Field("constexprs", table, "Triton: argument → compile-time value", {}, shown="none"),
-    Field("num-warps", count, "Triton: warps of a block", 4, shown="`4`"),
-    Field("num-stages", count, "Triton: stages of software pipelining", 3, shown="`3`"),
+    Field("constexprs", table, "Triton: argument → compile-time value", {}),
+    Field("num-warps", count, "Triton: warps of a block", 4),
+    Field("num-stages", count, "Triton: stages of software pipelining", 3),
     Field(
         "specialisations",
         table,
@@ -391,7 +207,7 @@ CACHE: tuple[Field, ...] = (
         "MAX_BUILD_CACHE_DIR",
         "`$XDG_CACHE_HOME/max-build`",
     ),
-    Field("shared", path, "the team's directory", "", "MAX_BUILD_SHARED", "none"),
+    Field("shared", path, "the team's directory", "", "MAX_BUILD_SHARED"),
     Field(
         "shared-mode",
         choice("read", "read-write"),
@@ -405,7 +221,6 @@ CACHE: tuple[Field, ...] = (
         "`s3://`, `gs://`, `az://`, `https://`, `http://` or `file://` URL",
         "",
         "MAX_BUILD_REMOTE",
-        "none",
     ),
     Field(
         "remote-mode",
@@ -428,29 +243,22 @@ CACHE: tuple[Field, ...] = (
         "file of this client's certificate, for `https://`",
         "",
         "MAX_BUILD_REMOTE_CERT",
-        "none",
     ),
-    Field("remote-key", path, "file of its key", "", "MAX_BUILD_REMOTE_KEY", "none"),
+    Field("remote-key", path, "file of its key", "", "MAX_BUILD_REMOTE_KEY"),
     Field(
         "shared-trust",
         choice("require", "warn", "off"),
         "what an unsigned record of the team's directory is: a miss, a warning, nothing",
         "off",
     ),
-    Field(
-        "remote-trust",
-        choice("require", "warn", "off"),
-        "the same for the remote",
-        "off",
-    ),
-    Field("public-keys", texts, "Ed25519 keys whose signatures count", (), shown="none"),
+    Field("remote-trust", choice("require", "warn", "off"), "the same for the remote", "off"),
+    Field("public-keys", texts, "Ed25519 keys whose signatures count", ()),
     Field(
         "signing-key",
         path,
         "file of the private key that signs what is published",
         "",
         "MAX_BUILD_SIGNING_KEY",
-        "none",
     ),
     Field(
         "max-size",
@@ -466,7 +274,7 @@ CACHE: tuple[Field, ...] = (
         "seconds an outer tier gets to connect",
         0.5,
         "MAX_BUILD_CONNECT_TIMEOUT",
-        "`0.5`",
+        parse=number,
     ),
     Field(
         "request-timeout",
@@ -474,7 +282,7 @@ CACHE: tuple[Field, ...] = (
         "seconds it gets to answer, or to move the next bytes",
         2.0,
         "MAX_BUILD_REQUEST_TIMEOUT",
-        "`2`",
+        parse=number,
     ),
     Field(
         "budget",
@@ -482,7 +290,7 @@ CACHE: tuple[Field, ...] = (
         "seconds a build waits in vain for an outer tier, all in all, before doing without",
         3.0,
         "MAX_BUILD_BUDGET",
-        "`3`",
+        parse=number,
     ),
     Field(
         "lease",
@@ -490,7 +298,7 @@ CACHE: tuple[Field, ...] = (
         "seconds without a sign of life after which another machine's compile is taken for dead",
         30.0,
         "MAX_BUILD_LEASE",
-        "`30`",
+        parse=number,
     ),
     Field(
         "wait",
@@ -498,7 +306,7 @@ CACHE: tuple[Field, ...] = (
         "seconds to wait for another's compile of the same key before compiling here as well",
         1800.0,
         "MAX_BUILD_WAIT",
-        "`1800`",
+        parse=number,
     ),
 )
 
@@ -516,17 +324,26 @@ def markdown() -> str:
 
 
 def _lines() -> Iterator[str]:
-    for position, (path, fields) in enumerate(TABLES.items()):
+    for position, (name, fields) in enumerate(TABLES.items()):
         if position:
             yield ""
-        yield f"**`[{path}]`**"
+        yield f"**`[{name}]`**"
         yield ""
         yield "| key | default | variable | meaning |"
         yield "|---|---|---|---|"
         for field in fields:
-            default = field.shown or f"`{field.default}`"
+            default = field.shown or _default(field.default)
             variable = f"`{field.env}`" if field.env else ""
             yield f"| `{field.name}` | {default} | {variable} | {field.doc} |"
+
+
+def _default(value: Any) -> str:
+    """A default as TOML has it; one that is empty is none."""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if value in ("", (), {}):
+        return "none"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 if __name__ == "__main__":

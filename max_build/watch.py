@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -108,10 +107,9 @@ def _is_source(path: str) -> bool:
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
     """Let a build clean up after itself, and its workers with it."""
     process.send_signal(signal.SIGINT)
-    started = time.monotonic()
-    while process.poll() is None and time.monotonic() - started < _GRACE:
-        time.sleep(0.05)
-    if process.poll() is None:
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
 

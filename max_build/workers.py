@@ -13,15 +13,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from max_build import compilers
 from max_build.errors import CompileError, MaxBuildError
 from max_build.machine import available_memory
-from max_build.worker import Answer, Request
+from max_build.messages import Answer, Compiled, Derived, Failed, Request
 
 __all__ = ["MEMORY_EACH", "Worker", "Workers", "capacity", "environment"]
+
+T = TypeVar("T", Derived, Compiled)
 
 MEMORY_EACH = 2 << 30
 """Bytes of memory to count for one worker."""
@@ -87,13 +90,16 @@ class Worker:
         self._buffer = b""
         self.alive = True
 
-    def ask(self, request: Request, *, timeout: float) -> Answer:
-        """Send one request and wait for its answer, `timeout` seconds at most.
+    def ask(self, request: Request, kind: type[T], *, timeout: float) -> T:
+        """Send one request and wait for its answer of that kind, `timeout` seconds at most.
 
         Raises
         ------
         CompileError
-            If the worker died or took too long, with its own last words.
+            If the worker died or took too long, with its own last words; or what it answered,
+            where the compiler or the project is at fault.
+        ToolchainError
+            If it answered that a compiler is missing or broken.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # a dead worker is told by the missing answer
@@ -116,6 +122,9 @@ class Worker:
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: Answer = msgspec.json.decode(line, type=Answer)
+        if isinstance(answer, Failed):
+            raise answer.error()
+        assert isinstance(answer, kind), f"{type(request).__name__} was answered by {answer!r}"
         return answer
 
     def take_log(self) -> str:

@@ -92,7 +92,7 @@ def messages() -> set[str]:
     found: set[str] = set()
     for path in (ROOT / "max_build").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        constants = _constants(tree)
+        constants = _imported(tree) | _constants(tree)
         documents = {id(one.value) for one in ast.walk(tree) if isinstance(one, ast.Expr)}
         for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
@@ -105,6 +105,18 @@ def messages() -> set[str]:
 def plain(message: str) -> str:
     """A message on one line; what is filled in beside each other counts once."""
     return re.sub("…+", "…", " ".join(message.split()))
+
+
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """The constants that a module takes from others of max-build."""
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("max_build."):
+            path = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+            if path.is_file():
+                theirs = _constants(ast.parse(path.read_text(encoding="utf-8")))
+                found |= {one.name: theirs[one.name] for one in node.names if one.name in theirs}
+    return found
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:

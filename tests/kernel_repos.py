@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from max_build import load_settings, open_cache
-from max_build.pipeline import Build, Mode, Outcome, build
+from max_build.outcomes import Build, Mode, Outcome
+from max_build.pipeline import build
 from max_build.record import Record
 
 SAXPY = """

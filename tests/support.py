@@ -65,8 +65,8 @@ def write_project(root: Path, **changes: str) -> Path:
 def max_build(
     *arguments: str, cwd: Path, env: Mapping[str, object] | None = None, timeout: float = 900
 ) -> subprocess.CompletedProcess[str]:
-    """Run the console script as a user does, and return what it said."""
-    command = [sys.executable, "-c", "import sys; from max_build.cli import main; sys.exit(main())"]
+    """Run the command as a user does, and return what it said."""
+    command = [sys.executable, "-m", "max_build"]
     return run([*command, *arguments], cwd=cwd, env=env, timeout=timeout)
 
 

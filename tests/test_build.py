@@ -155,7 +155,7 @@ def test_a_read_only_cache_hits_and_says_so(project: Path, toy_cache: Path, tmp_
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o001:
             path.chmod(path.stat().st_mode | 0o011)
-    command = [sys.executable, "-c", "import sys; from max_build.cli import main; sys.exit(main())"]
+    command = [sys.executable, "-m", "max_build"]
     if os.geteuid() == 0:
         command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *command]
     done = run([*command, "build", "--require-hit"], cwd=project)

@@ -8,7 +8,7 @@ import pytest
 
 import toy_repo as toy
 from max_build import compilers
-from max_build.config import Settings, cache_settings, load_settings
+from max_build.config import Settings, cache_of, cache_settings, load_settings
 from max_build.errors import ConfigError
 from max_build.pipeline import build
 from max_build.schema import TABLES, markdown
@@ -250,6 +250,8 @@ def test_variables_are_converted_and_wrong_ones_told_by_name(tmp_path: Path) -> 
     told = refused(tmp_path, GOOD, environ=bad)
     assert "environment variable `MAX_BUILD_JOBS` must be a number, got 'many'" in told
     assert "environment variable `MAX_BUILD_EMBED` must be `1` or `0`, got 'perhaps'" in told
+    half = refused(tmp_path, GOOD, environ={"MAX_BUILD_JOBS": "1.5"})
+    assert "MAX_BUILD_JOBS` must be a whole number of at least 0, got float 1.5" in half
     assert "`environment variable MAX_BUILD_REMOTE_MODE` must be one of" in told
 
 
@@ -287,6 +289,17 @@ def test_narrowing_to_units_and_targets(tmp_path: Path) -> None:
 def test_relative_cache_directories_are_the_projects(tmp_path: Path) -> None:
     text = GOOD + "[tool.max-build.cache]\ndir = '.cache'\n"
     assert settings(tmp_path, text).cache.dir == str(tmp_path / ".cache")
+
+
+def test_the_cache_is_the_projects_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAX_BUILD_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert cache_of(None) == cache_of(tmp_path) == cache_settings()
+    settings(tmp_path, GOOD + '[tool.max-build.cache]\nshared = "team"\n')
+    assert cache_of(tmp_path).shared == str(tmp_path / "team")
+    assert cache_of(tmp_path).dir == str(tmp_path / "own")
 
 
 def test_the_readme_has_the_table_that_the_code_decodes_by() -> None:

@@ -96,8 +96,7 @@ def with_commands() -> list[str]:
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with this environment's `max-build` and `python`, first on the PATH."""
     folder = tmp_path_factory.mktemp("bin")
-    for name, code in (("max-build", "from max_build.cli import main"), ("python", "")):
-        script = f'-c "import sys; {code}; sys.exit(main())" ' if code else ""
+    for name, script in (("max-build", "-m max_build "), ("python", "")):
         path = folder / name
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" {script}"$@"\n')
         path.chmod(0o755)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from max_build import load_settings, open_cache
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.errors import ToolchainError
-from max_build.pipeline import Build
+from max_build.outcomes import Build
 from max_build.report import history
 from max_build.report.charts import savings, timeline
 from max_build.report.gather import Artifact, Kernel, Report, Tier, of_cache, of_project

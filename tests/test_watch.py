@@ -36,7 +36,7 @@ class Watching:
 
     def __init__(self, repo: Path, log: Path) -> None:
         self.log = log
-        command = [sys.executable, "-c", "from max_build.cli import main; main()", "watch"]
+        command = [sys.executable, "-m", "max_build", "watch"]
         with log.open("wb") as file:
             self.process = subprocess.Popen(command, cwd=repo, stderr=file)
 

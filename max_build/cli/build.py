@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from max_build.cli.progress import Progress
 from max_build.cli.project import add_selection, opened, print_json, settings_of
-from max_build.pipeline import Mode, Outcome, summary
+from max_build.outcomes import Mode, Outcome, summary
 from max_build.report.history import build_noted
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Any
 from max_build.cli.build import described
 from max_build.cli.project import add_unit, opened, print_json, settings_of
 from max_build.explain import Explanation, compare, ir_of, nearest
-from max_build.pipeline import Outcome, build
+from max_build.outcomes import Outcome
+from max_build.pipeline import build
 from max_build.record import Record
 from max_build.store import Cache
 

@@ -21,7 +21,7 @@ from max_build.record import Record
 
 if TYPE_CHECKING:
     from max_build.config import Settings
-    from max_build.pipeline import Build
+    from max_build.outcomes import Build
 
 __all__ = ["locked", "read", "write"]
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Self, TextIO
 
-from max_build.pipeline import Event, Outcome
+from max_build.outcomes import Event, Outcome
 
 __all__ = ["Progress", "colours", "told"]
 

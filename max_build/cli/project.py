@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 
-from max_build.config import Settings, cache_settings, load_settings
+from max_build import config
+from max_build.config import Settings, load_settings
 from max_build.store import Cache, CacheSettings, open_cache
 
 __all__ = ["add_selection", "add_unit", "cache_of", "opened", "print_json", "settings_of"]
@@ -67,9 +68,7 @@ def cache_of(options: argparse.Namespace) -> CacheSettings:
     ConfigError
         If the settings are wrong.
     """
-    if (options.project / "pyproject.toml").is_file():
-        return load_settings(options.project).cache
-    return cache_settings()
+    return config.cache_of(options.project)
 
 
 @contextlib.contextmanager

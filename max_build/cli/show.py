@@ -10,7 +10,8 @@ import msgspec
 
 from max_build.cli.project import add_unit, opened, print_json, settings_of
 from max_build.compilers.mef import CODE, read_code
-from max_build.pipeline import Outcome, build
+from max_build.outcomes import Outcome
+from max_build.pipeline import build
 from max_build.store import Cache
 
 __all__ = ["register", "run"]

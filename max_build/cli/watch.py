@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
     command = [
         sys.executable,
         "-P",
-        "-c",
-        "import sys; from max_build.cli import main; sys.exit(main())",
+        "-m",
+        "max_build",
         *(["-v"] if options.verbose else []),
         "-C",
         settings.root,

@@ -16,9 +16,9 @@ from max_build.weights.gds import gds_reason
 __all__ = ["register", "run"]
 
 
-def register(subparsers: Any) -> None:
+def register(commands: Any) -> None:
     """Add the command."""
-    parser = subparsers.add_parser(
+    parser = commands.add_parser(
         "weights",
         help="a weights file's tensors; with two files, what differs",
         description="List the tensors of safetensors or GGUF weights, with types, sizes, shards "
@@ -34,13 +34,13 @@ def register(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """List or compare; 1 if the two differ."""
-    if args.other is not None:
-        return _compare(args)
-    weights = open_weights(args.path)
-    digests = fingerprint(weights, _progress("hashed")) if args.fingerprint else None
-    if args.json:
+    if options.other is not None:
+        return _compare(options)
+    weights = open_weights(options.path)
+    digests = fingerprint(weights, _progress("hashed")) if options.fingerprint else None
+    if options.json:
         print_json(_described(weights, digests))
     else:
         print("\n".join(_lines(weights, digests)))
@@ -104,9 +104,9 @@ def _lines(weights: Weights, digests: Fingerprint | None) -> list[str]:
     return lines
 
 
-def _compare(args: argparse.Namespace) -> int:
-    found = compare(open_weights(args.path), open_weights(args.other))
-    if args.json:
+def _compare(options: argparse.Namespace) -> int:
+    found = compare(open_weights(options.path), open_weights(options.other))
+    if options.json:
         print_json(
             {
                 "removed": found.removed,

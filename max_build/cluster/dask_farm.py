@@ -30,7 +30,7 @@ from max_build.errors import CompileError, ConfigError, StoreError, ToolchainErr
 from max_build.executor import Here
 from max_build.explain import compare, ir_of, nearest
 from max_build.key import changes
-from max_build.pipeline import Event, Outcome, Reporter
+from max_build.outcomes import Event, Outcome, Reporter
 from max_build.record import Blob, Record
 from max_build.store import Cache, CacheSettings, Hit
 from max_build.store.settings import without_secrets

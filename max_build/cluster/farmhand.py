@@ -10,7 +10,7 @@ import socket
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from max_build import compilers
 from max_build.cluster.snapshot import unpack
 from max_build.config import Settings, cache_settings
 from max_build.errors import ConfigError, MaxBuildError, ToolchainError
+from max_build.outcomes import State
 from max_build.pipeline import build
 from max_build.record import Blob
 from max_build.store import Cache, CacheSettings, open_cache
@@ -40,7 +41,7 @@ class Task(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """What a Dask worker says: how it went, on which host, under which key."""
 
-    state: Literal["cached", "compiled", "uncached", "missed", "failed"]
+    state: State
     host: str
     key: str = ""
     reason: str = ""

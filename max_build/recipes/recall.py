@@ -20,7 +20,7 @@ from max_build.workers import environment
 __all__ = ["Recall"]
 
 
-_DECIDES = ("distributions", "key", "target", "worker", "workers")
+_DECIDES = ("distributions", "key", "messages", "stamp", "target", "worker", "workers")
 
 
 class Recall:

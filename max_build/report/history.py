@@ -13,7 +13,8 @@ import msgspec
 
 from max_build import compilers
 from max_build.config import Settings
-from max_build.pipeline import Build, Event, Mode, Outcome, Reporter, build
+from max_build.outcomes import Build, Event, Mode, Outcome, Reporter
+from max_build.pipeline import build
 from max_build.store import Cache
 
 __all__ = ["Noted", "Past", "Span", "build_noted", "last_of", "pasts"]

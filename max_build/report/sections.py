@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+from max_build.outcomes import STATES
 from max_build.report import charts
 from max_build.report.gather import Kernel, Report, Tier
 from max_build.report.history import Noted, Past, Span
@@ -15,7 +16,6 @@ from max_build.store.amounts import show_size
 
 __all__ = ["artifacts", "kernels", "outcomes", "prose", "savings", "tiers", "timeline"]
 
-_STATES = ("cached", "compiled", "uncached", "missed", "failed")
 _WORDS = {"uncached": "not kept"}
 _BARS = 60
 _KERNELS = 500
@@ -23,7 +23,7 @@ _KERNELS = 500
 
 def outcomes(build: Noted) -> Markup:
     """What became of every unit for every target, what needs a look first."""
-    states = {s: build.past.states[s] for s in _STATES if build.past.states.get(s)}
+    states: dict[str, int] = {s: build.past.states[s] for s in STATES if build.past.states.get(s)}
     chips = [
         element(
             "button",
@@ -62,7 +62,7 @@ def outcomes(build: Noted) -> Markup:
 
 def _ordered(build: Noted) -> list[Span]:
     """What needs a look first."""
-    rank = {state: n for n, state in enumerate(reversed(_STATES))}
+    rank: dict[str, int] = {state: n for n, state in enumerate(reversed(STATES))}
     return sorted(build.spans, key=lambda span: rank.get(span.state, -1))
 
 
@@ -71,7 +71,7 @@ def _outcome(span: Span) -> tuple[Cell, ...]:
     return (
         Cell(element("b", span.unit)),
         Cell(element("code", span.target)),
-        Cell(_badge(span.state), _STATES.index(span.state) if span.state in _STATES else 9),
+        Cell(_badge(span.state), STATES.index(span.state) if span.state in STATES else 9),
         Cell(_why(span)),
         Cell(seconds(took), took),
         Cell(seconds(span.cost) if span.cost else "–", span.cost),
@@ -110,7 +110,7 @@ def timeline(build: Noted) -> Iterator[Markup]:
     lanes = len({span.lane for _, span in worked})
     busy = sum(span.end - span.start for _, span in worked)
     share = 100 * busy / max(lanes * build.past.seconds, 1e-9)
-    states = [state for state in _STATES if any(s.state == state for _, s in worked)]
+    states = [state for state in STATES if any(s.state == state for _, s in worked)]
     yield _section(
         "workers",
         "Workers",
@@ -260,9 +260,7 @@ def savings(history: Sequence[Past]) -> Iterator[Markup]:
     rows = []
     for one in reversed(shown):
         iso, when = moment(one.began)
-        states = ", ".join(
-            f"{one.states[s]} {_WORDS.get(s, s)}" for s in _STATES if s in one.states
-        )
+        states = ", ".join(f"{one.states[s]} {_WORDS.get(s, s)}" for s in STATES if s in one.states)
         rows.append(
             (
                 Cell(element("time", when, datetime=iso), one.began),

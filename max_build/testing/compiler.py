@@ -27,10 +27,12 @@ from typing import Any, Literal, get_args
 import pytest
 
 from max_build import compilers, distributions
-from max_build.compilers.elf import check_cubin, check_mef
+from max_build.compilers.cubin import check_cubin
+from max_build.compilers.mef import check_mef
 from max_build.errors import ConfigError
 from max_build.key import KEY_SCHEMA, Components, canonical, changes, key_of
-from max_build.pipeline import Outcome, build
+from max_build.outcomes import Outcome
+from max_build.pipeline import build
 from max_build.record import Role
 from max_build.store import open_cache
 from max_build.target import KNOWN_TARGETS

@@ -13,7 +13,8 @@ import msgspec
 from max_build.config import load_settings
 from max_build.errors import NotBuiltError
 from max_build.manifest import WeightRules
-from max_build.pipeline import Mode, State, build
+from max_build.outcomes import Mode, State
+from max_build.pipeline import build
 from max_build.record import Record
 from max_build.runtime.graph import Model
 from max_build.runtime.locate import check_kind

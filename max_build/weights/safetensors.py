@@ -207,14 +207,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _refuse_constant(text: str) -> NoReturn:
     message = f"{text} is not JSON"
     raise ValueError(message)
@@ -222,6 +214,8 @@ def _refuse_constant(text: str) -> NoReturn:
 
 def _careful(header: bytearray, path: str, data_size: int) -> _Found:
     """Parse any valid header; raise `WeightsError` that names what is wrong with any other."""
+    from max_build.key import encodable  # not where `_quick` will do
+
     where = f"header of `{path}`"
     try:
         found = json.loads(
@@ -237,7 +231,7 @@ def _careful(header: bytearray, path: str, data_size: int) -> _Found:
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         message = f"{where}: `{_METADATA}` must map text to text"
         raise WeightsError(message)
-    if not all(_encodable(text) for pair in metadata.items() for text in pair):
+    if not all(encodable(text) for pair in metadata.items() for text in pair):
         message = f"{where}: `{_METADATA}` has half a surrogate pair, which is no text"
         raise WeightsError(message)
     infos: dict[str, _Info] = {}

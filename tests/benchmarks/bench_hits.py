@@ -32,7 +32,6 @@ from max_build.store import Hit
 from max_build.target import Target
 
 TARGET = Target("sm_90a")
-CLI = "import sys; from max_build.cli import main; sys.exit(main(sys.argv[1:]))"
 
 # A program for each peer: source in, cubin out, from the start of a process.
 CUDA_CORE = """
@@ -201,7 +200,9 @@ def _cuda_core(base: Path, settings: Settings, rounds: int) -> Iterator[Figure]:
 
 
 def _command(root: Path, *arguments: str) -> measure.Ended:
-    return process([sys.executable, "-c", CLI, *arguments], cwd=root, env=measure.environment())
+    return process(
+        [sys.executable, "-m", "max_build", *arguments], cwd=root, env=measure.environment()
+    )
 
 
 def _ccache(base: Path, settings: Settings, rounds: int) -> Iterator[Figure]:

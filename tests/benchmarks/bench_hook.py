@@ -15,32 +15,22 @@ from pathlib import Path
 
 import measure
 import msgspec
-from measure import Ended, Figure, at_most, growth, process, say, turns
+from measure import Ended, Figure, at_most, growth, process, pyproject, say, turns
 
 from max_build.config import Settings, load_settings
 from max_build.errors import MaxBuildError
 from max_build.key import digest, key_of
+from max_build.messages import Derive, Derived
 from max_build.recipes.recall import Recall
 from max_build.recipes.recipe import Recipe
 from max_build.record import Blob, Record
 from max_build.store import open_cache
 from max_build.target import Target
-from max_build.worker import Derive, Derived
 from max_build.workers import Workers
 from support import GRAPH
 
 SIZES = (1, 10, 100, 1000)
-HOOK = "[tool.hatch.build.targets.wheel.hooks.max-build]\n"
-PYPROJECT = """
-[build-system]
-requires = ["hatchling", "max-build"]
-build-backend = "hatchling.build"
-[project]
-name = "many"
-version = "1"
-[tool.hatch.build.targets.wheel]
-packages = ["src/many"]
-"""
+HOOK = 'require-hit = true\n[tool.max-build]\ntargets = ["cpu"]\n'
 # `python -m hatchling` with a clock around the hook.
 BUILD = """
 import sys, time
@@ -97,9 +87,7 @@ def make(root: Path, count: int, *, hook: bool) -> None:
     package = root / "src" / "many"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    tables = [PYPROJECT]
-    if hook:
-        tables.append(f'{HOOK}require-hit = true\n[tool.max-build]\ntargets = ["cpu"]\n')
+    tables = [pyproject("src/many", HOOK if hook else None)]
     for n in range(count):
         (package / f"g{n}.py").write_text(text(n))
         if hook:
@@ -123,11 +111,11 @@ def derive(root: Path) -> Derived:
     try:
         with workers.worker(unit.compiler) as worker:
             asked = Derive(unit, "cpu", str(root), settings.python_path, str(scratch))
-            answer = worker.ask(asked, timeout=600)
+            answer = worker.ask(asked, Derived, timeout=600)
     finally:
         workers.close()
-    if not isinstance(answer, Derived) or answer.recipe is None:
-        message = f"no recipe: {answer}"
+    if answer.recipe is None:
+        message = f"no recipe: {answer.always}"
         raise MaxBuildError(message)
     return answer
 

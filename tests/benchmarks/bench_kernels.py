@@ -23,6 +23,7 @@ from measure import (
     at_most,
     growth,
     process,
+    pyproject,
     ratio_at_least,
     ratio_at_most,
     say,
@@ -38,19 +39,6 @@ from max_build.pipeline import build
 from max_build.target import Target
 
 TARGET = "sm_90a"
-PYPROJECT = """
-[build-system]
-requires = ["hatchling", "max-build"]
-build-backend = "hatchling.build"
-[project]
-name = "many"
-version = "1"
-[tool.hatch.build.targets.wheel]
-packages = ["many"]
-[tool.hatch.build.targets.wheel.hooks.max-build]
-[tool.max-build]
-targets = ["sm_90a"]
-"""
 SMALL = """
 #include "common.cuh"
 extern "C" __global__ void kernel{n}(float* x, int count) {{
@@ -98,7 +86,8 @@ def project(root: Path, units: dict[str, tuple[str, str]]) -> Path:
     for name, (source, more) in units.items():
         (root / "kernels" / f"{name}.cu").write_text(source)
         tables.append(f'[tool.max-build.kernels.{name}]\nsource = "kernels/{name}.cu"\n{more}')
-    (root / "pyproject.toml").write_text(PYPROJECT + "\n".join(tables))
+    head = pyproject("many", f'[tool.max-build]\ntargets = ["{TARGET}"]\n')
+    (root / "pyproject.toml").write_text(head + "\n".join(tables))
     return root
 
 

@@ -27,7 +27,6 @@ sys.path.insert(0, str(ROOT / "examples" / "minilm"))
 import demo
 
 Run = Mapping[str, Any]
-PUSH = "import sys; from max_build.cli import main; sys.exit(main(['push']))"
 WARM = "MAX, its own cache warm"
 NONE = "MAX, no cache"
 
@@ -62,7 +61,7 @@ def figures(quick: bool) -> Iterator[Figure]:
         }
         for name, settings in _remotes(base, servers).items():
             filled = _environment(base, "none", MAX_BUILD_REMOTE_MODE="read-write", **settings)
-            process([sys.executable, "-c", PUSH], cwd=repo, env=filled)
+            process([sys.executable, "-m", "max_build", "push"], cwd=repo, env=filled)
             settings |= {"MAX_BUILD_CACHE_DIR": str(base / "fresh")}
             sources[name] = _environment(base, "none", bare, **settings)
         found = turns(

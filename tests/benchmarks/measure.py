@@ -172,6 +172,26 @@ def environment(**changes: object) -> dict[str, str]:
     return kept | {"PYTHONPATH": path} | {k: str(v) for k, v in changes.items()}
 
 
+def pyproject(package: str, hook: str | None = None) -> str:
+    """What the `pyproject.toml` of a repo begins with; `hook` are the lines of max-build's table.
+
+    `package` is the directory that the wheel is made of.
+    """
+    text = f"""
+[build-system]
+requires = ["hatchling", "max-build"]
+build-backend = "hatchling.build"
+[project]
+name = "many"
+version = "1"
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+"""
+    if hook is None:
+        return text
+    return f"{text}[tool.hatch.build.targets.wheel.hooks.max-build]\n{hook}"
+
+
 def timed(action: Callable[[], object]) -> float:
     """Seconds of wall time."""
     started = time.perf_counter()

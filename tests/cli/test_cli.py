@@ -47,8 +47,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_closed_pipe_is_no_traceback(project: Path) -> None:
-    program = "import sys; from max_build.cli import main; sys.exit(main())"
-    shell = f'"{sys.executable}" -c "{program}" build --help | head -c 1'
+    shell = f'"{sys.executable}" -m max_build build --help | head -c 1'
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
 

@@ -10,7 +10,7 @@ import pytest
 from max_build.cli.progress import Progress, colours, told
 from max_build.config import Unit
 from max_build.errors import CompileError
-from max_build.pipeline import Event, Outcome
+from max_build.outcomes import Event, Outcome
 from max_build.target import Target
 
 UNIT = Unit(name="encoder", kind="graph", compiler="max", targets=("cpu",), host="", declared={})

@@ -20,7 +20,8 @@ from max_build.cluster.farmhand import Answer, Task, compile_one
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.config import Settings
 from max_build.errors import ConfigError, ToolchainError
-from max_build.pipeline import Build, Event, build
+from max_build.outcomes import Build, Event
+from max_build.pipeline import build
 from max_build.record import Blob
 from support import write_project
 
@@ -236,10 +237,9 @@ def test_an_interrupted_build_ends_at_once(farm: farms.Farm, tmp_path: Path, tea
     waiting(farm, 1)
     units = {f"k{n}": SLOW.replace("DEPTH", str(150 + n)) for n in range(3)}
     root = kernels(tmp_path / "repo", team, units)
-    code = "import sys; from max_build.cli import main; sys.exit(main())"
     address = farm.address.replace("tcp", "dask")
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "build", "--executor", address],
+        [sys.executable, "-m", "max_build", "build", "--executor", address],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -16,7 +16,7 @@ from max_build.compilers.mojo_libraries import tree_digest
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
 from max_build.key import changes, key_of
-from max_build.worker import Derive, Derived, Failed
+from max_build.messages import Derive, Derived
 from max_build.workers import Worker
 from support import GRAPH, PYPROJECT, write_project
 
@@ -37,18 +37,15 @@ def derive(tmp_path: Path) -> Derivation:
         scratch.mkdir()
         worker = Worker(root)
         try:
-            answer = worker.ask(
+            return worker.ask(
                 Derive(
                     settings.units[0], target, settings.root, settings.python_path, str(scratch)
                 ),
+                Derived,
                 timeout=120,
             )
         finally:
             worker.close()
-        if isinstance(answer, Failed):
-            raise answer.error()
-        assert isinstance(answer, Derived)
-        return answer
 
     return derive
 

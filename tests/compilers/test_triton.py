@@ -19,13 +19,13 @@ from max_build.compilers.triton import TritonCompiler
 from max_build.compilers.triton_environment import relevant
 from max_build.errors import CompileError, ConfigError
 from max_build.key import changes, key_of
+from max_build.messages import Derive, Derived
 from max_build.pipeline import build
 from max_build.recipes.recall import Recall
 from max_build.recipes.recipe import Recipe
 from max_build.record import Kernel
 from max_build.store import open_cache
 from max_build.target import Target
-from max_build.worker import Derive, Derived
 from max_build.workers import Worker
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -364,11 +364,11 @@ def recorded(job: Job) -> tuple[Recipe | None, str]:
     try:
         answer = worker.ask(
             Derive(job.unit, str(job.target), str(job.root), job.python_path, str(job.scratch)),
+            Derived,
             timeout=120.0,
         )
     finally:
         worker.close()
-    assert isinstance(answer, Derived), answer
     return answer.recipe, answer.always
 
 

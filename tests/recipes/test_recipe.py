@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import Components, key_of
-from max_build.pipeline import Build, build
+from max_build.outcomes import Build
+from max_build.pipeline import build
 from max_build.recipes.recall import Recall
 from max_build.recipes.recipe import Distribution, Recipe, broken, decode, encode, lookup_key
 from max_build.recipes.surroundings import Here, python

@@ -18,9 +18,9 @@ import pytest
 import toy_repo as toy
 from max_build.config import load_settings
 from max_build.key import Components, digest
+from max_build.messages import Derive, Derived
 from max_build.recipes.recipe import Recipe, broken, encode
 from max_build.recipes.surroundings import Here
-from max_build.worker import Derive, Derived
 from max_build.workers import Worker
 
 Deriver = Callable[..., toy.Derived]
@@ -316,10 +316,9 @@ def test_weights_outside_the_project_in_a_fresh_process(
         job = Derive(
             settings.units[0], "cpu", settings.root, settings.python_path, str(tmp_path / "scratch")
         )
-        answer = worker.ask(job, timeout=60)
+        answer = worker.ask(job, Derived, timeout=60)
     finally:
         worker.close()
-    assert isinstance(answer, Derived)
     assert answer.components.sources["ir"] == digest(b"True['w']")
     assert f"reads `{path}`, which belongs neither to the project" in answer.always
 
@@ -514,9 +513,9 @@ def test_a_worker_that_is_used_again_forgets_no_dependency(
             with tempfile.TemporaryDirectory() as scratch:
                 answer = worker.ask(
                     Derive(settings.units[0], "cpu", settings.root, settings.python_path, scratch),
+                    Derived,
                     timeout=60,
                 )
-            assert isinstance(answer, Derived)
             assert answer.recipe is not None
             assert "src/toy/part.py" in answer.recipe.files
     finally:

@@ -17,8 +17,8 @@ def run_under(
     program.write_text(textwrap.dedent(code))
     command = [
         sys.executable,
-        "-c",
-        "import sys; from max_build.cli import main; sys.exit(main())",
+        "-m",
+        "max_build",
         "-v",
         "run",
         *arguments,
