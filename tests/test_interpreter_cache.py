@@ -120,7 +120,7 @@ def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
     (tmp_path / "cache" / "interpreter").touch()
     with (
         open_cache(CacheSettings(dir=str(tmp_path / "cache"))) as cache,
-        pytest.raises(CompileError, match=r"cannot be made: `.*interpreter.*`: Not a directory"),
+        pytest.raises(CompileError, match=r"cannot be made: `.*/interpreter`: File exists"),
     ):
         warm(cache, here(tmp_path / "one"), quiet, command=("true",))
 

@@ -87,6 +87,7 @@ def test_a_device_that_nothing_runs_on_is_refused_with_each_reason(wheel: Path) 
     text = str(caught.value)
     for part in ("`sm_80`", "`sm_90a`", "`sm_100f`", "PTX of `sm_80`", "7.5"):
         assert part in text
+    assert text.startswith("no artifact of `axpby` runs on a device of sm_75:")
 
 
 def ptx_wheel(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
