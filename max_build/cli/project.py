@@ -86,9 +86,11 @@ def opened(settings: CacheSettings) -> Iterator[Cache]:
 def print_json(value: Any) -> None:
     """Print `value` on stdout, indented, keys sorted.
 
-    Names that are not UTF-8 come escaped, as `json` writes and reads them.
+    What stdout cannot encode, as a path that is not UTF-8, comes escaped as `json` reads it.
     """
     try:
-        print(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode())
+        text = msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        print(json.dumps(msgspec.to_builtins(value), indent=2, sort_keys=True))
+        text = json.dumps(msgspec.to_builtins(value), indent=2, sort_keys=True)
+    print(text)

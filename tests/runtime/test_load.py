@@ -250,7 +250,7 @@ def test_an_editable_install_takes_its_artifacts_from_the_cache(
         "import numpy as np\n"
         "print(max_build.load('toy')(np.ones((1, 4), np.float32))[0].to_numpy().tolist())\n"
     )
-    done = run([sys.executable, "-c", program], cwd=tmp_path)
+    done = run([sys.executable, "-c", program], cwd=tmp_path, env={"MAX_BUILD_STALE": "error"})
     assert done.stdout == "[[11.0, 22.0, 33.0, 44.0]]\n", done.stderr
     gone = run(
         [sys.executable, "-c", program], cwd=tmp_path, env={"MAX_BUILD_CACHE_DIR": tmp_path / "no"}
