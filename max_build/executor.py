@@ -6,6 +6,7 @@ when this machine finds it under the key that it derived itself.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from max_build.errors import ConfigError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from max_build.target import Target
 
 __all__ = ["Executor", "Here", "LocalPool", "open_executor"]
+
+_FARM = re.compile(r"dask://(?:\[[^\s/@\[\]]+\]|[^\s/:@\[\]]+):(\d{1,5})/?")
+_LAST_PORT = 65535
 
 
 class Here(Protocol):
@@ -72,17 +76,26 @@ class LocalPool:
 def open_executor(settings: Settings, cache: Cache, report: Reporter) -> Executor:
     """The executor that `settings.executor` names; empty or `local` means this machine.
 
+    A farm that does not answer or lacks what it takes is left out, with a line in the warnings of
+    `cache`: this machine compiles instead.
+
     Raises
     ------
     ConfigError
-        If the address is of no known kind, or a farm lacks what it takes.
+        If the address is of no known kind.
     """
     address = settings.executor
     if address in ("", "local"):
         return LocalPool(settings.jobs)
-    if address.startswith("dask://"):
-        from max_build.cluster.dask_farm import Farm
+    found = _FARM.fullmatch(address)
+    if found is None or int(found[1]) > _LAST_PORT:
+        message = f"`executor` must be `local` or `dask://HOST:PORT`, got {address!r}"
+        raise ConfigError(message, hint="it may come from `MAX_BUILD_EXECUTOR` or the user file")
+    from max_build.cluster.dask_farm import Farm
 
+    try:
         return Farm(address, settings, cache, report)
-    message = f"`executor` must be `local` or `dask://HOST:PORT`, got {address!r}"
-    raise ConfigError(message, hint="it may come from `MAX_BUILD_EXECUTOR` or the user file")
+    except ConfigError as error:
+        way_out = f" ({error.hint})" if error.hint else ""
+        cache.warnings.append(f"the farm is left out: {error.message}{way_out}")
+        return LocalPool(settings.jobs)

@@ -7,7 +7,9 @@ copied: here it becomes one archive, stored like any artifact.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import shutil
 import subprocess
@@ -15,7 +17,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -26,6 +28,7 @@ from max_build.key import Components, digest, key_of
 from max_build.record import Blob, Record
 from max_build.store import Cache, Hit
 from max_build.store.compress import open_packed
+from max_build.store.flight import node_lock
 
 __all__ = ["Machine", "Report", "fetch", "install", "machine", "pack", "warm"]
 
@@ -135,7 +138,7 @@ def warm(
     """Let MAX warm a cache of its own, and publish and install what it left.
 
     It works in a folder of the local tier that an interrupted run leaves behind, and the next one
-    goes on with.
+    goes on with. Where another run is at work there, it is waited for, and what it left taken.
 
     Parameters
     ----------
@@ -147,21 +150,53 @@ def warm(
     Raises
     ------
     CompileError
-        If MAX fails.
+        If MAX fails, or the disk refuses.
     """
-    components = here.components()
-    key = key_of(components)
-    base = cache.root or Path(tempfile.gettempdir())
-    work = base / "interpreter" / key
-    work.mkdir(parents=True, exist_ok=True)
+    key = key_of(here.components())
+    try:
+        with _at_work(cache, key) as (work, waited):
+            if waited and fetch(cache, here, report):
+                found = cache.lookup(key)
+                if isinstance(found, Hit):
+                    return found.record
+            record = _made(cache, here, work, report, jobs, command)
+            shutil.rmtree(work, ignore_errors=True)  # a failed run leaves it
+            return record
+    except StoreError:
+        raise
+    except OSError as error:
+        place = f"`{error.filename}`: " if error.filename else ""
+        message = f"the interpreter cache cannot be made: {place}{error.strerror or error}"
+        raise CompileError(message) from error
+
+
+@contextlib.contextmanager
+def _at_work(cache: Cache, key: str) -> Iterator[tuple[Path, bool]]:
+    """The folder to work in, which nobody else does, and whether somebody was waited for."""
+    store = cache.local.store
+    if store is None or not store.writable:
+        with tempfile.TemporaryDirectory(prefix="max-build-") as scratch:
+            yield Path(scratch), False
+        return
+    work = store.root / "interpreter" / key
+    work.parent.mkdir(exist_ok=True)
+    with node_lock(work.with_suffix(".lock"), math.inf) as waited:
+        work.mkdir(exist_ok=True)
+        yield work, waited
+
+
+def _made(
+    cache: Cache, here: Machine, work: Path, report: Report, jobs: int, command: Sequence[str]
+) -> Record:
     started = time.monotonic()
     _run([*(command or _command()), *(["--jobs", str(jobs)] if jobs else [])], work)
     seconds = time.monotonic() - started
     archive = work / "bundle.tar.zst"
     pack(work / "modular", archive, report)
     blob = Blob.of("bundle", archive.read_bytes())
+    components = here.components()
     record = Record(
-        key=key,
+        key=key_of(components),
         unit="interpreter",
         components=components,
         blobs=(blob,),
@@ -169,7 +204,6 @@ def warm(
     )
     cache.publish(record, {blob.digest: archive})
     install(archive, Path(here.folder), report)
-    shutil.rmtree(work, ignore_errors=True)
     return record
 
 

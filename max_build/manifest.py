@@ -23,6 +23,7 @@ __all__ = [
     "encode",
     "file_name",
     "make",
+    "package_of",
 ]
 
 Kind = Literal["graph", "kernel"]
@@ -158,9 +159,22 @@ def decode(data: bytes, where: str) -> Manifest:
         raise LoadError(message, hint="install the wheel again") from error
 
 
+def package_of(data: bytes) -> str:
+    """The import package that a manifest of any schema is of; empty where that cannot be told."""
+    try:
+        return parsed(data, _OWNED).package.replace("/", ".")
+    except ValueError:
+        return ""
+
+
 class _Versioned(msgspec.Struct):
     schema: int
 
 
+class _Owned(msgspec.Struct):
+    package: str
+
+
 _VERSIONED = msgspec.json.Decoder(_Versioned)
+_OWNED = msgspec.json.Decoder(_Owned)
 _DECODER = msgspec.json.Decoder(Manifest)

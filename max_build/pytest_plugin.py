@@ -93,9 +93,11 @@ def max_build_artifacts(request: pytest.FixtureRequest) -> Iterator[Artifacts]:
     if require_hit is None:
         require_hit = bool(os.environ.get("CI"))
     told = config.stash[_told]
+    lacking = [] if config.getoption("max_build_compile") else ["--max-build-compile"]
+    lacking += ["--no-max-build-require-hit"] if require_hit else []
     artifacts = Artifacts(
         config.getoption("max_build_project") or config.rootpath,
-        compile_misses=bool(config.getoption("max_build_compile")) and not require_hit,
+        to_compile=lacking,
         cache_dir=config.getoption("max_build_cache") or "",
         told=lambda state, seconds: told.append((state, seconds)),
     )

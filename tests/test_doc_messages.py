@@ -143,7 +143,7 @@ PROVOKED: dict[str, Callable[[Path], object]] = {
     "it runs on ….x devices, and the device is …": runtime("9.0", "sm_80"),
     "it needs … or later, and the device is …": runtime("8.0", "sm_86"),
     "it needs a GPU, and this machine has none": runtime("", "sm_80"),
-    "package `…` …: it was never built with max-build": loading("nobody_has_this"),
+    "package `…` is not installed": loading("nobody_has_this"),
     "manifest `…` cannot be read: …": loading("/nowhere/manifest.json"),
     "`…` declares a header of … bytes, but …": weights("a.safetensors", b"\xff" + bytes(8)),
     "`…` is …: opening it could run code": weights("a.bin", b"PK\3\4" + bytes(64)),

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import tarfile
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,60 @@ def test_what_one_machine_warms_another_installs(
         tmp_path / "cache" / "interpreter"
     )
     cache.close()
+
+
+# What takes a while, and fails where another removed what it works on.
+SLOW = """
+import os, pathlib, sys, time
+root = pathlib.Path(os.environ["XDG_CACHE_HOME"], "modular")
+root.mkdir(exist_ok=True)
+with open(sys.argv[1], "a") as told:
+    told.write("x")
+for n in range(10):
+    (root / f"part{n}").write_text("x")
+    time.sleep(0.05)
+(root / "eager_gc_warm_stamp.json").write_text("{}")
+"""
+
+
+def test_of_two_that_warm_at_once_one_does(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    command = (sys.executable, "-c", SLOW, str(told))
+
+    def one(name: str) -> str:
+        with open_cache(CacheSettings(dir=str(tmp_path / "cache"))) as cache:
+            return warm(cache, here(tmp_path / name), quiet, command=command).key
+
+    with ThreadPoolExecutor(3) as pool:
+        keys = set(pool.map(one, ("one", "two", "three")))
+    assert len(keys) == 1
+    assert told.read_text() == "x"
+    for name in ("one", "two", "three"):
+        assert len(files(tmp_path / name)) == 11
+
+
+def test_without_a_directory_to_work_in_scratch_space_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "scratch" / f"max-build-{os.getuid()}").touch()  # where a cache would fall back to
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    command = (sys.executable, "-c", SLOW, str(tmp_path / "told"))
+    (tmp_path / "file").touch()
+    with open_cache(CacheSettings(dir=str(tmp_path / "file" / "cache"))) as cache:
+        warm(cache, here(tmp_path / "one"), quiet, command=command)
+    assert len(files(tmp_path / "one")) == 11
+    assert len(list((tmp_path / "scratch").iterdir())) == 1
+
+
+def test_a_disk_that_refuses_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache" / "interpreter").touch()
+    with (
+        open_cache(CacheSettings(dir=str(tmp_path / "cache"))) as cache,
+        pytest.raises(CompileError, match=r"cannot be made: `.*/interpreter`: File exists"),
+    ):
+        warm(cache, here(tmp_path / "one"), quiet, command=("true",))
 
 
 def files(folder: Path) -> list[Path]:

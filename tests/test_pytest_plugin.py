@@ -60,6 +60,23 @@ def test_a_miss_fails_the_test_with_the_command_and_compiles_nothing(rows: Path)
         done.stdout
     )
     assert "max-build: 2 missed" in done.stdout
+    # the test's line and what is wrong, and nothing of max-build's source
+    assert "max_build/" not in done.stdout.replace("max_build/errors", "")
+    assert len(done.stdout.splitlines()) < 50
+
+
+def test_what_the_project_does_not_declare_is_named(rows: Path) -> None:
+    (rows / "test_rows.py").write_text(
+        "def test_target(max_build_artifact): max_build_artifact('scale', 'sm_9x')\n"
+        "def test_kind(max_build_artifact): max_build_artifact('scale', 'cpu')\n"
+        "def test_unit(max_build_artifact): max_build_artifact('none')\n"
+    )
+    done = pytest_in(rows)
+    assert "`tool.max-build.kernels.scale`: `sm_9x` is an unknown target" in done.stdout
+    assert "`tool.max-build.kernels.scale`: `cpu`" in done.stdout
+    assert "no unit `none` in [tool.max-build]" in done.stdout
+    assert "command line" not in done.stdout
+    assert "max_build/" not in done.stdout
 
 
 def test_asked_to_it_compiles_once_and_later_runs_hit(rows: Path) -> None:
@@ -82,6 +99,9 @@ def test_where_hits_are_required_nothing_compiles_though_asked_to(
     done = pytest_in(rows, "--max-build-compile", *arguments, **env)
     assert done.returncode == 1
     assert "max-build: 2 missed" in done.stdout
+    assert "--target sm_80`, or pytest --no-max-build-require-hit\n" in done.stdout
+    neither = pytest_in(rows, *arguments, **env)
+    assert "or pytest --max-build-compile --no-max-build-require-hit\n" in neither.stdout
     lifted = pytest_in(rows, "--max-build-compile", "--no-max-build-require-hit", **env)
     assert lifted.returncode == 0, lifted.stdout
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -83,6 +84,13 @@ def opened(settings: CacheSettings) -> Iterator[Cache]:
 
 
 def print_json(value: Any) -> None:
-    """Print `value` on stdout, indented, keys sorted."""
-    encoded = msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2)
-    print(encoded.decode())
+    """Print `value` on stdout, indented, keys sorted.
+
+    What stdout cannot encode, as a path that is not UTF-8, comes escaped as `json` reads it.
+    """
+    try:
+        text = msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2).decode()
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(value), indent=2, sort_keys=True)
+    print(text)

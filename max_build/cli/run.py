@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shutil
 import sys
@@ -36,7 +37,7 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Become the command; 127 if there is no such command."""
+    """Become the command; 127 if there is no such command, 126 if it cannot be run."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         message = "`max-build run` needs a command"
@@ -45,8 +46,7 @@ def run(options: argparse.Namespace) -> int:
         _check_host(options.host)
     program = shutil.which(command[0])
     if program is None:
-        print(f"max-build: no command `{command[0]}`", file=sys.stderr)
-        return 127
+        return _no_program(command[0])
     found = environment(
         os.environ,
         project=_project(options.project),
@@ -54,8 +54,26 @@ def run(options: argparse.Namespace) -> int:
         verbose=options.verbose,
     )
     sys.stdout.flush()
-    os.execve(program, command, found)
+    try:
+        os.execve(program, command, found)
+    except OSError as error:
+        return _cannot_run(program, error.strerror or str(error))
     raise AssertionError  # it does not return
+
+
+def _no_program(command: str) -> int:
+    found = shutil.which(command, mode=os.F_OK)
+    if found is not None:
+        return _cannot_run(found, os.strerror(errno.EACCES))
+    if os.path.dirname(command) and os.path.isdir(command):
+        return _cannot_run(command, os.strerror(errno.EISDIR))
+    print(f"max-build: no command `{command}`", file=sys.stderr)
+    return 127
+
+
+def _cannot_run(program: str, why: str) -> int:
+    print(f"max-build: `{program}` cannot be run: {why}", file=sys.stderr)
+    return 126
 
 
 def _check_host(host: str) -> None:

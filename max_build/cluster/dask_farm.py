@@ -286,7 +286,7 @@ def _connect(address: str) -> Any:
             set_as_default=False,
             name="max-build",
         )
-    except (OSError, TimeoutError, ValueError) as error:
+    except Exception as error:  # whatever Dask makes of an address, a certificate, a silence
         message = f"executor `{address}` does not answer over {scheme}: {error}"
         hint = "is the scheduler up? `distributed.comm.tls` in Dask's configuration chooses TLS"
         raise ConfigError(message, hint=hint) from error

@@ -47,7 +47,7 @@ def load_kernels(package: str | Path, unit: str | None = None, *, device: str = 
     """
     installed, name, found = locate.find_unit(package, unit, "kernel")
     if named := _NAMED_DEVICE.fullmatch(device):
-        machine = Machine(cuda=((int(named[1]), int(named[2])),))
+        machine = Machine(cuda=((int(named[1]), int(named[2])),), here=False)
         device, driver_isa = "gpu", _NEWEST_ISA
     else:
         _check_device(device, name, found.targets, installed)

@@ -10,6 +10,8 @@ import contextlib
 import importlib.util
 import json
 import os
+import pkgutil
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from max_build import manifest as manifests
+from max_build.distributions import normalise
 from max_build.errors import LoadError, MaxBuildError, NotBuiltError, WeightsError
 from max_build.key import digest
 from max_build.manifest import Manifest, ManifestUnit
@@ -157,23 +160,40 @@ def _find(source: str | Path) -> Installed:
         path = Path(source)
         path = path / manifests.NAME if path.is_dir() else path
         return _read(path, package=None)
-    spec = _spec(source)
-    for place in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(place, manifests.FOLDER, manifests.NAME)
+    places = _places(source)
+    for place in places or ():
+        path = place / manifests.FOLDER / manifests.NAME
         if path.is_file():
-            return _read(path, package=Path(place))
+            return _read(path, package=place)
     for distribution in _distributions(source):
         text = distribution.read_text(f"extra_metadata/{manifests.METADATA_NAME}")
-        if text is None:
+        # A distribution of the package's name can be another's.
+        if text is None or not _is_of(source, text.encode(), distribution):
             continue
-        where = f"the metadata of `{source}`"
+        where = f"{manifests.METADATA_NAME} of {distribution.name}"
         manifest = manifests.decode(text.encode(), where)
-        places = (spec.submodule_search_locations if spec else None) or ()
-        package = Path(next(iter(places))) if places else None
+        package = places[0] if places else None
         return Installed(manifest, where, None, package, _project(distribution))
-    what = "is installed, but carries no manifest" if spec else "is not installed"
-    message = f"package `{source}` {what}: it was never built with max-build"
-    raise NotBuiltError(message, hint=_build_command(None))
+    raise _not_built(source, places)
+
+
+def _not_built(source: str, places: list[Path] | None) -> NotBuiltError:
+    install = "`pip install -e .` in its project"
+    if places is None:
+        message = f"package `{source}` is not installed"
+        return NotBuiltError(message, hint=f"{install}, or install a wheel of it")
+    if places and not _is_installed(source, places):
+        message = f"package `{source}` is imported from `{places[0]}` and is not installed"
+        return NotBuiltError(message, hint=install)
+    message = (
+        f"package `{source}` is installed, but carries no manifest: it was never built with "
+        "max-build"
+    )
+    hint = (
+        "put `[tool.hatch.build.targets.wheel.hooks.max-build]` into its pyproject.toml and "
+        "install it again"
+    )
+    return NotBuiltError(message, hint=hint)
 
 
 def weights_path(text: str, bases: tuple[Path, ...]) -> Path:
@@ -192,11 +212,11 @@ def weights_path(text: str, bases: tuple[Path, ...]) -> Path:
     """
     package, colon, inner = text.partition(":")
     if colon and "/" not in package:
-        spec = _spec(package)
-        if spec is None:
+        places = _places(package)
+        if places is None:
             message = f"weights `{text}`: package `{package}` is not installed"
             raise WeightsError(message, hint=f"install the distribution that has `{package}`")
-        candidates = [Path(one, inner) for one in spec.submodule_search_locations or ()]
+        candidates = [place / inner for place in places]
     else:
         path = Path(os.path.expanduser(text))
         if path.parts[:1] and path.parts[0].startswith("~"):
@@ -217,10 +237,32 @@ def weights_path(text: str, bases: tuple[Path, ...]) -> Path:
     raise WeightsError(message, hint="pass `weights=` with the path of the file")
 
 
-def _spec(package: str) -> importlib.machinery.ModuleSpec | None:
+def _places(package: str) -> list[Path] | None:
+    """The directories of an import package, found without an import; None where there is none."""
+    top, _, rest = package.partition(".")
+    spec = None
     with contextlib.suppress(ImportError, ValueError):
-        return importlib.util.find_spec(package)
-    return None
+        spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    places = [*(spec.submodule_search_locations or ())]
+    name = top
+    for part in rest.split(".") if rest else ():
+        # `importlib.util.find_spec` would import the parent.
+        name = f"{name}.{part}"
+        found = None
+        below: list[str] = []
+        for place in places:
+            finder = pkgutil.get_importer(place)
+            found = finder.find_spec(name) if finder is not None else None
+            if found is not None:
+                below += found.submodule_search_locations or ()
+                if found.loader is not None:
+                    break  # a package with an `__init__`; the others are parts of a namespace
+        if found is None and not below:
+            return None
+        places = below
+    return [Path(place) for place in places]
 
 
 def _read(path: Path, package: Path | None) -> Installed:
@@ -228,16 +270,34 @@ def _read(path: Path, package: Path | None) -> Installed:
         data = path.read_bytes()
     except OSError as error:
         message = f"manifest `{path}` cannot be read: {error.strerror}"
-        raise NotBuiltError(message, hint=_build_command(None)) from error
+        hint = f"a wheel that `hatch build` made has it in its package's `{manifests.FOLDER}`"
+        raise NotBuiltError(message, hint=hint) from error
     return Installed(manifests.decode(data, str(path)), str(path), path.parent, package)
 
 
-def _distributions(package: str) -> list[metadata.Distribution]:
-    """Distributions that may have brought `package`: of its name first, then by what they list."""
+def _distributions(package: str) -> Iterator[metadata.Distribution]:
+    """What may have brought `package`: the distribution of its name first, then all there are."""
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
-        return [metadata.distribution(package)]
-    names = metadata.packages_distributions().get(package.partition(".")[0], [])
-    return [metadata.distribution(name) for name in dict.fromkeys(names)]
+        yield metadata.distribution(package)
+    yield from metadata.distributions()
+
+
+def _is_of(package: str, manifest: bytes, distribution: metadata.Distribution) -> bool:
+    """Whether a distribution's manifest is that of `package`; a damaged one goes by the name."""
+    of = manifests.package_of(manifest)
+    return of == package or (not of and normalise(distribution.name) == normalise(package))
+
+
+def _is_installed(package: str, places: list[Path]) -> bool:
+    """Whether a distribution brought `package`, or is an editable install of where it lies."""
+    if metadata.packages_distributions().get(package.partition(".")[0]):
+        return True
+    return any(
+        place.is_relative_to(project)
+        for one in metadata.distributions()
+        if (project := _project(one)) is not None
+        for place in places
+    )
 
 
 def _project(distribution: metadata.Distribution) -> Path | None:
@@ -256,18 +316,14 @@ def _project(distribution: metadata.Distribution) -> Path | None:
 def _from_cache(installed: Installed, blob: Blob) -> Path | None:
     from max_build.config import cache_settings, load_settings
     from max_build.errors import StoreError
-    from max_build.store import open_cache
+    from max_build.runtime.kept import opened
 
     project = installed.project
     found = project is not None and is_project(project)
     settings = load_settings(project).cache if project and found else cache_settings()
-    cache = open_cache(settings)
-    try:
+    with opened(settings) as cache, contextlib.suppress(StoreError):
         return cache.path(blob)
-    except StoreError:
-        return None
-    finally:
-        cache.close()
+    return None
 
 
 def _build_command(project: Path | None) -> str:

@@ -15,10 +15,17 @@ __all__ = ["Choice", "Machine", "choose", "this_machine", "why_not"]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Its devices, in the drivers' order, and what its CPU lacks for a baseline, in words."""
+    """Its devices, in the drivers' order.
+
+    Parameters
+    ----------
+    here
+        It is this machine, and not one that only somebody named.
+    """
 
     cuda: tuple[tuple[int, int], ...] = ()
     hip: tuple[str, ...] = ()
+    here: bool = True
 
     @property
     def gpus(self) -> int:
@@ -179,5 +186,7 @@ def _exactness(target: Target) -> tuple[bool, int, tuple[int, int]]:
 def _described(device: str | Sequence[str], machine: Machine) -> str:
     named = device if isinstance(device, str) else ", ".join(device)
     gpus = [f"sm_{major}{minor}" for major, minor in machine.cuda] or list(machine.hip)
+    if not machine.here:
+        return f"a device of {', '.join(gpus)}"
     has = ", ".join(gpus) or "no GPU"
     return f"device `{named}` of this machine (CPU, {has})"

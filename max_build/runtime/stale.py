@@ -25,6 +25,10 @@ VARIABLE = "MAX_BUILD_STALE"
 """`error`, `warn` (the default), `build` or `ignore`."""
 
 _MODES = ("error", "warn", "build", "ignore")
+_NO_RECIPE = (
+    "no recipe says what it was compiled from, as the unit is declared now, in this environment "
+    "and with this max-build"
+)
 
 
 class StaleWarning(UserWarning):
@@ -76,6 +80,8 @@ def current(project: Path, unit: str, target: str, record: Record) -> Record:
 
 def _told(mode: str, project: Path, unit: str, target: str, why: str, record: Record) -> Record:
     message = f"the artifact of `{unit}` for `{target}` is stale: {why}"
+    if why == _NO_RECIPE:
+        message = f"the artifact of `{unit}` for `{target}` may be stale: {why}"
     hint = f"run `max-build build` in `{project}` and install it again, or set `{VARIABLE}=build`"
     if mode == "error":
         raise LoadError(message, hint=hint)
@@ -85,22 +91,35 @@ def _told(mode: str, project: Path, unit: str, target: str, why: str, record: Re
 
 
 def _why(settings: Settings, cache: Cache, unit: Unit, target_name: str, record: Record) -> str:
-    """Which input changed; empty if none did, or nothing is known of the inputs."""
+    """Which input changed, `_NO_RECIPE` if that cannot be told; empty if none did.
+
+    Empty too where nothing can be known of the inputs: without the compiler.
+    """
     from max_build import compilers
     from max_build.recipes.recall import Recall
     from max_build.target import Target
 
     target = Target(target_name)
-    if compilers.get(unit.compiler).runs_user_code:
-        recall = Recall(settings, cache)
-        key = recall.key(unit, target)
-        if not key:
-            return recall.stale(unit, target)
+    if not compilers.get(unit.compiler).runs_user_code:
+        return _derived_otherwise(settings, cache, unit, target, record)
+    recall = Recall(settings, cache)
+    if not recall.lookup_key(unit, target):
+        return ""
+    key = recall.key(unit, target)
+    if key:
         return "" if key == record.key else _difference(cache, key, record)
+    # Declaration, environment and max-build are what recipes are looked up by.
+    return recall.stale(unit, target) or _NO_RECIPE
+
+
+def _derived_otherwise(
+    settings: Settings, cache: Cache, unit: Unit, target: Target, record: Record
+) -> str:
+    """What is different in a unit whose derivation runs no project code; empty if nothing is."""
     try:
         components = _derived(settings, unit, target)
     except ToolchainError:
-        return ""  # without the compiler nothing is known of the inputs
+        return ""
     except MaxBuildError as error:
         return str(error.message)
     if components is None:
@@ -135,9 +154,9 @@ def _derived(settings: Settings, unit: Unit, target: Target) -> Components | Non
 
 def _built(settings: Settings, unit: str, target: str) -> Record:
     from max_build.pipeline import build
-    from max_build.store import open_cache
+    from max_build.runtime.kept import opened
 
-    with open_cache(settings.cache) as cache:
+    with opened(settings.cache) as cache:  # its artifact is asked for next
         (outcome,) = build(settings.narrowed((unit,), (target,)), cache).outcomes
     if outcome.error is not None:
         raise outcome.error

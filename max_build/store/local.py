@@ -57,6 +57,11 @@ class Local:
         self.grown = False
         """Whether anything was added to the user's directory."""
 
+    @property
+    def uses_scratch(self) -> bool:
+        """Whether there is scratch space, with files that `close` removes."""
+        return bool(self._scratch)
+
     def get_entry(self, key: str) -> bytes | None:
         """The entry of `key`, or None.
 

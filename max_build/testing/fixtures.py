@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import msgspec
 
-from max_build.config import load_settings
-from max_build.errors import NotBuiltError
+from max_build import compilers
+from max_build.config import Settings, load_settings
+from max_build.errors import ConfigError, MaxBuildError, NotBuiltError, TargetError
 from max_build.manifest import WeightRules
 from max_build.outcomes import Mode, State
 from max_build.pipeline import build
@@ -19,13 +21,31 @@ from max_build.record import Record
 from max_build.runtime.graph import Model
 from max_build.runtime.locate import check_kind
 from max_build.store import open_cache
-from max_build.target import Target
+from max_build.target import Target, parse
 
 if TYPE_CHECKING:
     from max_build.runtime.load import WeightFiles
     from max_build.runtime.module import Kernels
 
 __all__ = ["Artifact", "Artifacts"]
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _plainly(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Let an expected failure be shown at the test's own line, without max-build's source."""
+
+    @functools.wraps(method)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        __tracebackhide__ = True
+        try:
+            return method(*args, **kwargs)
+        except MaxBuildError as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +78,9 @@ class Artifacts:
     ----------
     project
         The project's directory.
-    compile_misses
-        Compile what no tier holds; otherwise that is an error which names the build command.
+    to_compile
+        Options that pytest would need to compile what no tier holds: without them that is an
+        error which names them and the build command.
     cache_dir
         The cache's local directory, in place of the project's or the user's.
     told
@@ -70,7 +91,7 @@ class Artifacts:
         self,
         project: str | Path,
         *,
-        compile_misses: bool,
+        to_compile: Sequence[str],
         cache_dir: str = "",
         told: Callable[[State, float], None] = lambda _state, _seconds: None,
     ) -> None:
@@ -79,9 +100,10 @@ class Artifacts:
         self._settings = load_settings(self._project, flags=flags)
         self._told = told
         self._cache = open_cache(self._settings.cache)
-        self._compile = compile_misses
+        self._to_compile = to_compile
         self._found: dict[tuple[str, str], Artifact] = {}
 
+    @_plainly
     def artifact(self, unit: str, target: str = "cpu") -> Artifact:
         """The artifact of a unit for one target.
 
@@ -98,6 +120,7 @@ class Artifacts:
             self._found[unit, target] = self._bring_up(unit, target)
         return self._found[unit, target]
 
+    @_plainly
     def model(
         self,
         unit: str,
@@ -126,6 +149,7 @@ class Artifacts:
         choice = choose(unit, {target: artifact.record}, this_machine(), device)
         return bring_up(unit, choice, artifact.files["mef"], rules, (self._project,))
 
+    @_plainly
     def kernels(self, unit: str, target: str) -> Kernels:
         """The kernels of a module, by their source-level names.
 
@@ -153,9 +177,18 @@ class Artifacts:
         """Close the cache."""
         self._cache.close()
 
+    def _narrowed(self, unit: str, target: str) -> Settings:
+        declared = self._settings.unit(unit)
+        try:
+            parse(target, accepted=compilers.get(declared.compiler).accepts)
+        except TargetError as error:
+            message = f"`{declared.where}`: {error.message}"
+            raise ConfigError(message, hint=error.hint) from error
+        return self._settings.narrowed((unit,), (target,))
+
     def _bring_up(self, unit: str, target: str) -> Artifact:
-        settings = self._settings.narrowed((unit,), (target,))
-        mode: Mode = "build" if self._compile else "require-hit"
+        settings = self._narrowed(unit, target)
+        mode: Mode = "require-hit" if self._to_compile else "build"
         result = build(settings, self._cache, mode=mode)
         (outcome,) = result.outcomes
         self._told(outcome.state, outcome.seconds)
@@ -163,7 +196,8 @@ class Artifacts:
             raise outcome.error
         if outcome.record is None:
             message = f"`{unit}` × `{target}` is not in the cache: {outcome.reason}"
-            hint = f"run `max-build build {unit} --target {target}`, or pytest --max-build-compile"
+            command = f"max-build build {unit} --target {target}"
+            hint = f"run `{command}`, or pytest {' '.join(self._to_compile)}"
             raise NotBuiltError(message, hint=hint)
         record = outcome.record
         blobs = {blob.digest: self._cache.path(blob) for blob in record.blobs}

@@ -225,6 +225,9 @@ def _converted(tensor: Tensor, dtype: str | None, *, swap: bool) -> Tensor:
     if dtype is not None and not (dtype in BY_NAME and BY_NAME[dtype].native):
         message = f"cannot cast to {dtype!r}, which NumPy does not have"
         raise ValueError(message)
+    if dtype is not None and tensor.type.is_complex and not BY_NAME[dtype].is_complex:
+        message = f"cannot cast to {dtype!r} without the imaginary part of {_of(tensor)}"
+        raise ValueError(message)
     if dtype is not None and not decodes(tensor):
         message = f"cannot cast from {_of(tensor)}: there is no decoder"
         raise ValueError(message)

@@ -130,7 +130,8 @@ class Weights(Mapping[str, Tensor]):
         if names is None and self._places is None:
             shard = self.shards[0]
             start = shard.header.data_start
-            wanted = [(shard.file, start, shard.file.size - start)]
+            # A file without tensors may end before the padding that would lead to them.
+            wanted = [(shard.file, start, max(0, shard.file.size - start))]
         else:
             tensors = self.values() if names is None else [self[name] for name in names]
             wanted = ranges(tensors)

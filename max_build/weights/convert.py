@@ -111,7 +111,7 @@ def _relabeller() -> Callable[[Any, int, int], None]:
 
 
 def decodes(tensor: Tensor) -> bool:
-    """Whether `dequantize` knows the tensor's type and byte order."""
+    """Whether there is a way from the tensor's type and byte order to other types."""
     kind = tensor.type
     quantised = kind.block > 1 and tensor.order == "<"
     return kind.native or kind.name == "bfloat16" or quantised
@@ -123,6 +123,9 @@ def dequantize(tensor: Tensor) -> Array:
 
     raw = tensor.writable()
     kind = tensor.type
+    if kind.is_complex:
+        message = f"`{tensor.path}`: tensor {tensor.name!r}: float32 cannot hold {kind.name}"
+        raise WeightsError(message)
     if kind.native:
         return raw.astype(np.float32)
     if kind.name == "bfloat16":

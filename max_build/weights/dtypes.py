@@ -46,6 +46,11 @@ class DType:
         return self.block > 1 or self.bits % 8 != 0
 
     @property
+    def is_complex(self) -> bool:
+        """An element has an imaginary part."""
+        return self.raw[0] == "c"
+
+    @property
     def itemsize(self) -> int:
         """Bytes of one item of the raw array, which is also the alignment it wants."""
         return int(self.raw[1:])

@@ -113,9 +113,9 @@ class Tensor:
         kind = self._type
         item = np.dtype(self.order + kind.raw)
         shape = kind.raw_shape(self.shape)
-        if not self.nbytes:
-            return np.empty(shape, item)
         try:
+            if not self.nbytes:
+                return np.empty(shape, item)
             if self.offset % item.itemsize:
                 array = np.empty(shape, item)
                 self.file.read_into(self.offset, array.reshape(-1).view("u1").data)

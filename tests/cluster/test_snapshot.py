@@ -82,6 +82,28 @@ def test_links_inside_travel_and_links_outside_stay(tmp_path: Path) -> None:
     assert not (tmp_path / "there/secret").is_symlink()
 
 
+def test_secrets_and_hidden_files_stay(tmp_path: Path) -> None:
+    root = repo(tmp_path / "repo")
+    before = pack(root, tmp_path / "a.tar")
+    (root / ".env").write_text("TOKEN=1\n")
+    (root / "src/toy/.netrc").write_text("password\n")
+    (root / ".link").symlink_to("pyproject.toml")
+    for kind in ("", "RSA ", "OPENSSH ", "ENCRYPTED "):
+        (root / f"{kind.strip()}key").write_text(f"-----BEGIN {kind}PRIVATE KEY-----\n")
+    assert pack(root, tmp_path / "b.tar") == before
+    (root / "public").write_text("-----BEGIN PUBLIC KEY-----\n")
+    assert pack(root, tmp_path / "c.tar") != before
+
+
+def test_a_link_that_leads_to_itself_stays(tmp_path: Path) -> None:
+    root = repo(tmp_path / "repo")
+    before = pack(root, tmp_path / "a.tar")
+    (root / "loop").symlink_to("loop")
+    (root / "there").symlink_to("back")
+    (root / "back").symlink_to("there")
+    assert pack(root, tmp_path / "b.tar") == before
+
+
 @pytest.mark.parametrize("name", ["../out.py", "a/../../out.py", "link/out.py"])
 def test_nothing_lands_outside(tmp_path: Path, name: str) -> None:
     with tarfile.open(tmp_path / "bad.tar", "w") as tar:

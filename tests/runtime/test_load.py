@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import max_build
-from max_build.errors import LoadError, NotBuiltError, WeightsError
+from max_build.errors import LoadError, WeightsError
 from max_build.runtime.select import Machine, choose
 from max_build.weights.fingerprint import fingerprint
 from support import run
@@ -207,18 +207,6 @@ def test_a_damaged_manifest(site: Path, text: str, part: str) -> None:
         max_build.load("toy")
 
 
-def test_a_package_that_was_never_built_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "__init__.py").write_text("raise RuntimeError('imported')")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(NotBuiltError, match=r"never built with max-build(.|\n)*`max-build build`"):
-        max_build.load("plain")
-    with pytest.raises(NotBuiltError, match=r"package `nonesuch` is not installed"):
-        max_build.load("nonesuch")
-
-
 def test_a_unit_that_is_not_there(site: Path) -> None:
     with pytest.raises(LoadError, match="has no unit `encoder`; it has `affine`"):
         max_build.load("toy", "encoder")
@@ -262,7 +250,7 @@ def test_an_editable_install_takes_its_artifacts_from_the_cache(
         "import numpy as np\n"
         "print(max_build.load('toy')(np.ones((1, 4), np.float32))[0].to_numpy().tolist())\n"
     )
-    done = run([sys.executable, "-c", program], cwd=tmp_path)
+    done = run([sys.executable, "-c", program], cwd=tmp_path, env={"MAX_BUILD_STALE": "error"})
     assert done.stdout == "[[11.0, 22.0, 33.0, 44.0]]\n", done.stderr
     gone = run(
         [sys.executable, "-c", program], cwd=tmp_path, env={"MAX_BUILD_CACHE_DIR": tmp_path / "no"}

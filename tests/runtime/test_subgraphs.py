@@ -43,7 +43,7 @@ def build(target):
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Artifacts:
     folder = tmp_path_factory.mktemp("layers")
     root = write_project(folder / "toy", graph=GRAPH)
-    found = Artifacts(root, compile_misses=True, cache_dir=str(folder / "cache"))
+    found = Artifacts(root, to_compile=(), cache_dir=str(folder / "cache"))
     yield found
     found.close()
 

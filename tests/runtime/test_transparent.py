@@ -197,6 +197,15 @@ def test_a_command_that_is_not_there_or_missing(
     from max_build.cli import main
 
     assert main(["run", "--", "no-such-command-at-all"]) == 127
+    (tmp_path / "notes.txt").write_text("no program\n")
+    (tmp_path / "empty").touch(mode=0o755)
+    for name, why in {
+        "notes.txt": "Permission denied",
+        ".": "Is a directory",
+        "empty": "Exec format error",
+    }.items():
+        assert main(["run", "--", f"{tmp_path}/{name}"]) == 126
+        assert f"{name}` cannot be run: {why}" in capsys.readouterr().err
     assert main(["run"]) == 1
     assert main(["run", "--host", "pentium", "--", "true"]) == 1
     assert "`--host` must be one of" in capsys.readouterr().err

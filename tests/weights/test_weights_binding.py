@@ -224,3 +224,16 @@ def test_a_converted_tensor_is_found_where_its_source_lies(weights: Weights) -> 
     [(_, offset, nbytes)] = ranges(bound.values())
     assert (offset, nbytes) == (weights[name].offset, 12)
     assert make_plan(bound).places[name].nbytes == 12
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bool"])
+def test_an_imaginary_part_is_never_dropped(tmp_path: Path, dtype: str) -> None:
+    header, _ = tensors(w=("C64", [1]))
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(safetensors(header, np.array([1 + 2j], np.complex64).tobytes()))
+    weights = open_weights(path)
+    with pytest.raises(WeightsError, match="without the imaginary part of complex64"):
+        bind([W("w", dtype, (1,))], weights, cast={"w": dtype})
+    with pytest.raises(WeightsError, match="float32 cannot hold complex64"):
+        weights["w"].dequantize()
+    assert bind([W("w", "complex64", (1,))], weights)["w"].numpy().tolist() == [1 + 2j]

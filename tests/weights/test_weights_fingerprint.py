@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,22 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert said["tensors"]["b"]["shape"] == [5, 2]
     assert said["tensors"]["b"]["xxh3"] == fingerprint(open_weights(path)).tensors["b"]
     assert said["files"][0]["format"] == "safetensors"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_what_stdout_cannot_encode_is_escaped(tmp_path: Path, encoding: str) -> None:
+    folder = tmp_path / os.fsdecode("é".encode() + b"\xff")
+    folder.mkdir()
+    for i in (1, 2):
+        write(folder / f"m-0000{i}-of-00002.safetensors", {f"t{i}": ("U8", [1])})
+    command = [sys.executable, "-m", "max_build", "weights", str(folder)]
+    env = {**os.environ, "PYTHONIOENCODING": encoding}
+    text = subprocess.run(command, env=env, capture_output=True, check=False)
+    assert (text.returncode, text.stderr) == (0, b"")
+    assert b"\\udcff/m-00001-of-00002.safetensors" in text.stdout
+    data = subprocess.run([*command, "--json"], env=env, capture_output=True, check=False)
+    assert (data.returncode, data.stderr) == (0, b"")
+    assert Path(json.loads(data.stdout)["files"][0]["path"]).parent == folder
 
 
 def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -383,3 +383,13 @@ def test_ten_thousand_mutated_files(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
     judge(content, tmp_path_factory.getbasetemp() / "mutated.gguf")
+
+
+def test_a_file_without_tensors_that_ends_before_the_padding_can_be_prefetched(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "vocab.gguf"
+    path.write_bytes(Gguf().pair("general.name", STRING, "x").head())
+    assert path.stat().st_size % 32
+    weights = open_weights(path)
+    assert (list(weights), weights.prefetch().nbytes) == ([], 0)

@@ -358,3 +358,14 @@ def test_valid_headers_are_taken(specs, random, metadata: bool) -> None:
     mine, theirs = verdicts(safetensors(shuffled, payload(end)), "x")
     assert isinstance(mine, dict)
     assert mine == theirs
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_more_dimensions_than_numpy_has(tmp_path: Path, first: int) -> None:
+    header, data = tensors(x=("F32", [first] + [1] * 70))
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(safetensors(header, data))
+    tensor = open_weights(path)["x"]
+    for view in (tensor.numpy, tensor.dequantize, lambda: tensor.__array_interface__):
+        with pytest.raises(WeightsError, match="tensor 'x' does not fit a NumPy array"):
+            view()

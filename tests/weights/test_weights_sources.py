@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from weights_files import I32, U16, Gguf, payload, safetensors, tensors
+from weights_files import BOOL, F32, I32, U16, Gguf, payload, safetensors, tensors
 
 from max_build.errors import WeightsError
 from max_build.weights import Weights, open_weights
@@ -200,6 +200,23 @@ def test_a_split_set_must_be_whole(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(WeightsError, match="missing are 00002"):
         open_weights(paths[0])
+
+
+@pytest.mark.parametrize("key", ["split.count", "split.no", "split.tensors.count"])
+@pytest.mark.parametrize(
+    ("kind", "value"), [(9, (U16, [2])), (F32, float("nan")), (8, "2"), (BOOL, 1)]
+)
+def test_what_says_how_a_set_is_split_must_be_a_number(
+    tmp_path: Path, key: str, kind: int, value: object
+) -> None:
+    for i in range(2):
+        file = Gguf()
+        for name, number in {"split.no": i, "split.count": 2, "split.tensors.count": 2}.items():
+            file.pair(name, *((kind, value) if name == key else (U16, number)))
+        file.tensor(f"t{i}", [1], 0, payload(4, i))
+        (tmp_path / f"m-{i + 1:05}-of-00002.gguf").write_bytes(file.build())
+    with pytest.raises(WeightsError, match=f"metadata '{key}' must be a whole number, is "):
+        open_weights(tmp_path)
 
 
 def test_a_renamed_shard_opened_alone_is_refused(tmp_path: Path) -> None:
