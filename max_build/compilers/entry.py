@@ -13,7 +13,6 @@ import importlib
 import linecache
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from importlib import machinery
 from types import ModuleType
@@ -67,6 +66,8 @@ def told(job: Job, error: BaseException) -> str:
 
     What lies in libraries below the project's innermost frame is left out.
     """
+    import traceback  # only where something went wrong
+
     frames = traceback.extract_tb(error.__traceback__)
     places = [
         f"`{_inside(job, frame.filename)}`, line {frame.lineno}"
