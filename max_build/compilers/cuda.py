@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from max_build.compilers import Derivation, Job, Product, cuda_options, nvrtc
+from max_build.compilers.cuda_environment import relevant
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.compilers.cuda_options import CudaOptions
 from max_build.compilers.files import Disk
-from max_build.compilers.includes import SOURCE_ROOT, Closure, Layout
+from max_build.compilers.includes import SOURCE_ROOT, Closure, Layout, pasted
 from max_build.compilers.kernel_sources import SourceCompiler, foreign, product_of
+from max_build.compilers.scan import glued, pieces
 from max_build.compilers.tree import CANONICAL, materialise
 from max_build.errors import CompileError
 from max_build.key import Components
@@ -57,11 +59,13 @@ class CudaCompiler(SourceCompiler):
         compiler = notes.build_id(NVRTC)
         closure, layout = notes.closure(str(job.root), declared["source"], declared["include-dirs"])
         notes.save()
+        closure = _with_defines(closure, options)
         # What the compiler can tell from the bytes: their names, and which are one file.
         files = {
             one.path: one.digest + (f" same file as {one.first}" if one.first != one.path else "")
             for one in closure.files
         }
+        environment, why = relevant(os.environ)
         components = Components(
             compiler={"nvrtc": compiler.partition(" ")[2]},
             target=str(job.target),
@@ -74,10 +78,11 @@ class CudaCompiler(SourceCompiler):
             },
             sources={"source": files.pop(closure.source)},
             dependencies=files,
+            environment=environment,
         )
         return Derivation(
             components,
-            uncacheable="; ".join(_as_written(one) for one in closure.problems[:3]),
+            uncacheable=why or "; ".join(_as_written(one) for one in closure.problems[:3]),
             state=_State(options, layout, closure),
         )
 
@@ -96,6 +101,16 @@ class CudaCompiler(SourceCompiler):
             product = _in_place(job, state)
         why = f"NVRTC found {', '.join(f'`{name}`' for name in missed)}, the search did not"
         return Product(product.files, product.kernels, uncacheable=why)
+
+
+def _with_defines(closure: Closure, options: CudaOptions) -> Closure:
+    """A closure to whose problems is added what the unit's macros make of its pieces."""
+    words = pieces(" ".join(options.defines.values()).encode())
+    name = glued({*closure.pieces, *words}) if words else ""
+    problem = pasted(closure.source, name)
+    if not name or problem in closure.problems:
+        return closure
+    return msgspec.structs.replace(closure, problems=(*closure.problems, problem))
 
 
 def _in_tree(job: Job, state: _State) -> Product:

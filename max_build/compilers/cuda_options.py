@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from max_build.compilers import ptxas_options
 from max_build.compilers.scan import VOLATILE
 from max_build.errors import ConfigError
 
@@ -222,6 +223,8 @@ def _define_problems(defines: Any) -> Iterator[tuple[str, str]]:
             yield where, f"must not use `{volatile[0].decode()}`, which differs in every compile"
         if "has_include" in text.lower():
             yield where, "must not ask for headers, which are to be known before"
+        if "##" in text or "%:%:" in text:
+            yield where, "must not paste with `##`: what comes of it is not known before"
 
 
 def _extra_problems(extra: Any) -> Iterator[tuple[str, str]]:
@@ -238,6 +241,11 @@ def _extra_problems(extra: Any) -> Iterator[tuple[str, str]]:
             name = _option(item)
             if name in _REFUSED:
                 yield "extra", f"must not have `{item}`: {_REFUSED[name]} ({where})"
+            for_ptxas = item.partition("=")[2] if name in _TAKES_VALUE and "=" in item else ""
+            if for_ptxas and (why := ptxas_options.wrong(for_ptxas)):
+                yield "extra", f"must not have `{item}`: {why} ({where})"
+        elif why := ptxas_options.wrong(item):
+            yield "extra", f"must not have `{item}`: {why} ({where})"
         is_value = not is_value and _option(item) in _TAKES_VALUE and "=" not in item
 
 

@@ -15,7 +15,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import machinery
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from max_build.errors import CompileError
 if TYPE_CHECKING:
     from max_build.compilers import Job
 
-__all__ = ["imported", "told"]
+__all__ = ["imported", "located", "told"]
 
 
 @contextlib.contextmanager
@@ -44,7 +43,7 @@ def imported(job: Job) -> Iterator[Any]:
         except Exception as error:
             message = (
                 f"`{job.unit.where}.entry`: module `{module_name}` cannot be imported: "
-                f"{told(error)}"
+                f"{told(job, error)}"
             )
             hint = ""
             if isinstance(error, ModuleNotFoundError):
@@ -62,16 +61,52 @@ def imported(job: Job) -> Iterator[Any]:
         yield found
 
 
-def told(error: BaseException) -> str:
-    """An error of the project's own code: its type, text, and where in that code it arose."""
-    where = ""
-    frame = error.__traceback__
-    while frame is not None:
-        path = frame.tb_frame.f_code.co_filename
-        if os.sep + "max_build" + os.sep not in path and "importlib" not in path:
-            where = f" (`{Path(path).name}`, line {frame.tb_lineno})"
-        frame = frame.tb_next
-    return f"{type(error).__name__}: {error}{where}"
+def told(job: Job, error: BaseException) -> str:
+    """An error of the project's own code: its type, text, where it arose, and on which way there.
+
+    What lies in libraries below the project's innermost frame is left out.
+    """
+    import traceback  # only where something went wrong
+
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [
+        f"`{_inside(job, frame.filename)}`, line {frame.lineno}"
+        for frame in frames
+        if _is_ours(job, frame.filename)
+    ]
+    if isinstance(error, SyntaxError) and error.filename and _is_ours(job, error.filename):
+        places.append(f"`{_inside(job, error.filename)}`, line {error.lineno}")
+    if not places:
+        others = [
+            frame
+            for frame in frames
+            if os.sep + "max_build" + os.sep not in frame.filename
+            and "importlib" not in frame.filename
+        ]
+        places = [
+            f"`{one.filename.rpartition('site-packages' + os.sep)[2]}`, line {one.lineno}"
+            for one in others[-1:]
+        ]
+    where = f" ({places[-1]})" if places else ""
+    calls = "".join(f"\n  called from {place}" for place in places[-2::-1])
+    return f"{type(error).__name__}: {error}{where}{calls}"
+
+
+def located(job: Job, source: str, line: int) -> str:
+    """Where a line (from 1) of a function's source stands in the project, if that is known."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if path and _is_ours(job, path):
+            text = "".join(linecache.getlines(path))
+            before, found, _ = text.partition(source.rstrip())
+            if found:
+                return f"`{_inside(job, path)}`, line {before.count(chr(10)) + line}"
+    return ""
+
+
+def _inside(job: Job, path: str) -> str:
+    """A path of the project as the project says it."""
+    return os.path.relpath(path, job.root)
 
 
 class _Loader(machinery.SourceFileLoader):

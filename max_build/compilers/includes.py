@@ -23,10 +23,10 @@ from typing import Final
 import msgspec
 
 from max_build.compilers.files import Files, Found
-from max_build.compilers.scan import Include, Scan, scan
+from max_build.compilers.scan import Include, Scan, glued, scan
 from max_build.errors import CompileError
 
-__all__ = ["SOURCE_ROOT", "Closure", "Header", "Layout", "changed", "resolve"]
+__all__ = ["SOURCE_ROOT", "Closure", "Header", "Layout", "changed", "pasted", "resolve"]
 
 SOURCE_ROOT: Final = "src"
 """Tree path of the project's root; include directories outside of it become `include-N`."""
@@ -116,6 +116,8 @@ class Closure(msgspec.Struct, frozen=True):
     problems
         Why the closure cannot be trusted, each as `file:line reason`. Not empty: compile in place
         and store nothing.
+    pieces
+        What `scan.glued` needs to know of all files.
     """
 
     source: str
@@ -124,6 +126,7 @@ class Closure(msgspec.Struct, frozen=True):
     absent: tuple[str, ...]
     detours: tuple[str, ...]
     problems: tuple[str, ...]
+    pieces: tuple[str, ...] = ()
 
 
 def resolve(
@@ -158,6 +161,11 @@ def resolve(
         raise CompileError(message)
     walk.follow()
     return walk.closure(start)
+
+
+def pasted(source: str, name: str) -> str:
+    """The problem that `name` may be made by `##`."""
+    return f"{source} may come to `{name}` by `##`, from what it and its headers hold"
 
 
 def changed(closure: Closure, layout: Layout, files: Files) -> str:
@@ -202,6 +210,7 @@ class _Walk:
         self.absent: dict[str, None] = {}
         self.detours: dict[str, None] = {}
         self.problems: list[str] = []
+        self.pieces: set[str] = set()
         self.looked: dict[str, bool] = {}
         self.queue: list[str] = []
         self.angled: set[Include] = set()
@@ -217,6 +226,7 @@ class _Walk:
                     message = f"`{path}` changed while it was read"
                     raise CompileError(message)
                 found = self.scans[header.digest] = scan(data)
+            self.pieces.update(found.pieces)
             for problem in found.problems:
                 where = f"{path}:{problem.line}" if problem.line else path
                 self.problems.append(f"{where} {problem.reason}")
@@ -301,6 +311,8 @@ class _Walk:
                 if above in self.headers:
                     self.problems.append(f"`{above}` is a file and holds `{path}`")
                 above = posixpath.dirname(above)
+        if name := glued(self.pieces):
+            self.problems.append(pasted(source, name))
         return Closure(
             source=source,
             include_dirs=self.layout.include_dirs,
@@ -308,6 +320,7 @@ class _Walk:
             absent=tuple(self.absent),
             detours=tuple(self.detours),
             problems=tuple(dict.fromkeys(self.problems)),
+            pieces=tuple(sorted(self.pieces)),
         )
 
 

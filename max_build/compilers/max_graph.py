@@ -281,7 +281,7 @@ def _call(job: Job, function: Any) -> Any:
     try:
         graph = function(job.target)
     except Exception as error:
-        message = f"`{entry}` raised {told(error)}"
+        message = f"`{entry}` raised {told(job, error)}"
         raise CompileError(message) from error
     except SystemExit as error:
         message = f"`{entry}` ended the process with status {error.code}"

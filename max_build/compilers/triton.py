@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from max_build import distributions
-from max_build.compilers import Derivation, Job, Product
+from max_build.compilers import Derivation, Job, Product, ptxas_options
 from max_build.compilers.cubin import check_cubin
-from max_build.compilers.entry import imported, told
+from max_build.compilers.entry import imported, located, told
 from max_build.compilers.triton_environment import ambient, neutral, relevant
 from max_build.compilers.triton_units import Special, problems, specials
 from max_build.errors import CompileError, ToolchainError
@@ -101,7 +101,8 @@ class TritonCompiler:
             sources={name: digest(module.text.encode()) for name, module in modules.items()},
             environment=environment,
         )
-        uncacheable = uncacheable or next(filter(None, map(_absolute_path, modules.values())), "")
+        for reason in (_absolute_path, _for_ptxas):
+            uncacheable = uncacheable or next(filter(None, map(reason, modules.values())), "")
         ir = "".join(f"// {name}\n{module.text}" for name, module in modules.items()).encode()
         return Derivation(components, ir, uncacheable, state)
 
@@ -248,7 +249,7 @@ def _lower(job: Job, name: str, special: Special, kernel: Any) -> _Module:
         backend.add_stages(stages, options, source.language)
         module = stages["ttir"](module, {})
     except Exception as error:
-        raise _refusal(name, error, _where(kernel)) from error
+        raise _refusal(job, name, error) from error
     text = str(module) if special.lineinfo else module.str_nodebug()
     ordered = Special({one: special.signature[one] for one in arguments}, {}, {}, special.lineinfo)
     return _Module(ordered, _relative(text, job), dict(vars(options)))
@@ -274,18 +275,18 @@ def _check_arguments(
         raise CompileError(message)
 
 
-def _refusal(name: str, error: Exception, where: str = "") -> CompileError:
+def _refusal(job: Job, name: str, error: Exception) -> CompileError:
     """Triton's error, which quotes the kernel, with the reason that lies behind it."""
     cause = error.__cause__
     why = f": {cause}" if cause is not None and str(cause) not in str(error) else ""
-    said = f"{type(error).__name__}: {error}{where}" if where else told(error)
-    return CompileError(f"Triton refused `{name}`: {said}{why}")
-
-
-def _where(kernel: Any) -> str:
-    """Where a kernel begins: Triton counts its lines from there, and names no file."""
-    code = kernel.fn.__code__
-    return f" (`{os.path.basename(code.co_filename)}`, line {code.co_firstlineno})"
+    # Its own frames say nothing; the deepest kernel that it was in does.
+    deepest: BaseException = error
+    while getattr(deepest.__cause__, "src", None):
+        deepest = deepest.__cause__ or deepest
+    source, node = getattr(deepest, "src", None), getattr(deepest, "node", None)
+    place = located(job, source, getattr(node, "lineno", 1)) if source else ""
+    what = f"{type(error).__name__} at {place}: {error}" if place else told(job, error)
+    return CompileError(f"Triton refused `{name}`: {what}{why}")
 
 
 def _refuse_hooks() -> None:
@@ -311,6 +312,11 @@ def _relative(text: str, job: Job) -> str:
 def _absolute_path(module: _Module) -> str:
     found = re.search(r'loc\("(/[^"]*)"', module.text)
     return f"the line information names `{found[1]}`, outside of the project" if found else ""
+
+
+def _for_ptxas(module: _Module) -> str:
+    """Why the options for ptxas, which the kernel's module may set too, cannot be keyed."""
+    return ptxas_options.doubt(module.options.get("ptx_options") or "")
 
 
 def _canonical(module: _Module) -> dict[str, str]:
@@ -339,7 +345,7 @@ def _compile(job: Job, name: str, module: _Module) -> tuple[bytes, Kernel]:
                 "kernel.ttir", target=_backend(job.target).target, options=dict(module.options)
             )
         except Exception as error:
-            raise _refusal(name, error) from error
+            raise _refusal(job, name, error) from error
     cubin: bytes = compiled.asm["cubin"]
     metadata = compiled.metadata
     check_cubin(cubin, str(job.target), [metadata.name])

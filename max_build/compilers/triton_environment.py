@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from max_build.compilers import ptxas_options
 from max_build.key import digest
 
 __all__ = ["ambient", "neutral", "relevant"]
@@ -70,6 +71,8 @@ def relevant(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
         if not _READ.fullmatch(name) or neutral(name) or name in _OPTIONS:
             continue
         lower = value.strip().lower()
+        if name == "PTXAS_OPTIONS":
+            uncacheable = uncacheable or ptxas_options.doubt(value)
         if name in _FOREIGN and lower not in _FALSE:
             uncacheable = f"`{name}` is set, and what it brings in cannot be keyed"
         elif name in _FILES:

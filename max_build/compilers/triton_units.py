@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from max_build.compilers import ptxas_options
+
 if TYPE_CHECKING:
     from max_build.config import Unit
 
@@ -86,6 +88,10 @@ def _problems(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]
             yield f"{prefix}options.{name}", f"is unknown: there are {known}"
         elif type(value) is not _OPTIONS[name][1]:
             yield f"{prefix}options.{name}", f"must be of type {_OPTIONS[name][1].__name__}"
+        elif name == "ptx-options":
+            for item in str(value).split():
+                if why := ptxas_options.wrong(item):
+                    yield f"{prefix}options.{name}", f"must not have `{item}`: {why}"
     if "num-warps" in table:
         warps = table["num-warps"]
         if type(warps) is not int or not 1 <= warps <= 32 or warps & (warps - 1):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from max_build.compilers.cuda_environment import relevant
 from max_build.compilers.cuda_libraries import NVRTC
 from max_build.compilers.cuda_options import NAMES, PTX_NAMES, decode, problems
 from max_build.compilers.nvrtc import compile_cubin
@@ -222,3 +223,44 @@ def test_nvrtc_takes_the_arguments_for_what_was_written(written: dict[str, bool]
     plain = compile_cubin(SOURCE, "k.cu", "sm_90", ["-DN=1", *flags, *fast])
     arguments = decode({**written, "defines": {"N": 1}}).arguments()
     assert compile_cubin(SOURCE, "k.cu", "sm_90", arguments).cubin == plain.cubin
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["-Xptxas", "--options-file=F"],
+        ["-Xptxas", " -optf=F"],
+        ["-Xptxas", "-optf", "-Xptxas", "F"],
+        ["-Xptxas=--options-file=F"],
+        ["--ptxas-options=-optf=F"],
+        ["--ptxas-options", "-optf=F"],
+        ["-Xptxas", "-v,-optf=F"],
+        ["-Xptxas", "-v -optf=F"],
+        ["-Xptxas", '"-optf=F"'],
+        ["-Xptxas", "F"],
+        ["-Xptxas", "-o=F"],
+        ["-Xptxas", "--fdevice-time-trace=F"],
+        ["-Xptxas", "-compilerStatsFile=F"],
+        ["-Xptxas", "--gpu-name=sm_80"],
+        ["-Xptxas", "--split-compile=0"],
+    ],
+)
+def test_options_of_ptxas_that_could_name_a_file_are_refused(items: list[str]) -> None:
+    found = list(problems({"extra": items}))
+    assert found
+    assert "ptxas" in found[0][1]
+
+
+def test_plain_options_of_ptxas_are_let_through() -> None:
+    items = ["-Xptxas", "-O1", "-Xptxas=-dlcm=ca", "--ptxas-options=--register-usage-level=10"]
+    assert not list(problems({"extra": items}))
+
+
+def test_a_macro_must_not_paste() -> None:
+    assert "##" in next(problems({"defines": {"T": "__TI##ME__"}}))[1]
+
+
+def test_a_variable_that_changes_the_code_is_in_the_key() -> None:
+    assert relevant({"PATH": "x", "NV_NVVM_VERSION": "", "NVRTC_APPEND_FLAGS": "-G"}) == ({}, "")
+    assert relevant({"NV_NVVM_VERSION": "nvvm-latest"})[0] == {"NV_NVVM_VERSION": "nvvm-latest"}
+    assert "NVRTC_APPEND_FLAGS" in relevant({"NVRTCWIZ": "1", "NVRTC_APPEND_FLAGS": "-G"})[1]

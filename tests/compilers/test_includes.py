@@ -144,6 +144,7 @@ def test_the_closure_is_the_same_wherever_the_project_lies() -> None:
         ('#if 0\nFOOR"(\n#endif\n#include "a.h"\n//)"', ["a.h"]),
         ('#if 0\n0R"(\n#endif\n#include "a.h"\n//)"', ["a.h"]),
         ('#if 0\n1.R"(\n#endif\n#include "a.h"\n//)"', ["a.h"]),
+        ('c.1e+R"(\n#include "a.h"\n//)"', ["a.h"]),
         ('#if 0\n1e+R"(\n#endif\n#include "a.h"\n//)"', ["a.h"]),
         ('#include "a.h"\n#include "a.h"\n#include <a.h>', ["a.h", "a.h"]),
         ("#include <cuda/std/atomic>", ["cuda/std/atomic"]),
@@ -181,6 +182,7 @@ def test_what_a_text_includes(text: str, names: list[str]) -> None:
         ("#define HAVE(x) __has_include(x)", 1, "computed"),
         ("#define HAS_INCLUDE(x) __has_include(PREFIX x)", 1, "computed"),
         ("#define PROBE __has_include", 1, "computed"),
+        ("#define HAS_INCLUDES(x) __has_include(x)", 1, "computed"),
         ("#define A_HAS_INCLUDE(x) __has_include(x)\n#if A_HAS_INCLUDE(H)", 2, "computed"),
         ("int a;\nconst char *t = __TIME__;", 2, "uses `__TIME__`"),
         ('#define WHEN __DATE__ " " __TIME__', 1, "uses `__DATE__`"),
@@ -194,6 +196,18 @@ def test_what_a_text_includes(text: str, names: list[str]) -> None:
         ("#include <a/*b.h>", 0, "`//` or `/*` in the name"),
         ('auto s = R"x(a)\\\nx" /* )x";\n#include "a.h"', 0, "a line inside a raw string"),
         (b"#include <a\xff.h>".decode("latin-1"), 0, ""),
+        ('#if 0\n"a"R"("\n#endif\n#include "/a.h"\n//)"', 0, "may end in two places"),
+        ("#if 0\nL'a'R\"(\"\n#endif\n#include \"/a.h\"\n//)\"", 0, "may end in two places"),
+        ('\\uR"(\n#include "/a.h"\n//)"', 0, "may end in two places"),
+        ("1'0/*\n#include \"/a.h\"\n//*/", 0, "may end in two places"),
+        ("#if 0\n1'f/*\n#endif\n#include \"/a.h\"\n//*/", 0, "may end in two places"),
+        ("1f''/*\n#include \"/a.h\"\n//*/", 0, "may end in two places"),
+        ("#1'0/*\n#include \"/a.h\"\n//*/", 0, "may end in two places"),
+        ('__has_include(<R"(\n#include "/a.h"\n//)"', 0, "in the name of a header"),
+        ("#define C(a, b) a##b\n#if C(__, has_include)(<a.h>)", 2, "computed"),
+        ("#define A_HAS_INCLUDE C(__, has_include)(<a.h>)", 1, "computed"),
+        ("#define C_HAS_INCLUDE B_HAS_INCLUDE WHERE", 1, "computed"),
+        ("#if B_HAS_INCLUDE WHERE", 1, "computed"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_followed_is_a_problem(text: str, line: int, reason: str) -> None:
@@ -214,6 +228,46 @@ def test_an_absolute_name_and_a_way_out_of_the_root_are_problems() -> None:
     assert "absolute path" in closure_of({"/p/k.cu": '#include "/p/a.h"'}).problems[0]
     assert "leaves `src`" in closure_of({"/p/k.cu": '#include "../q/a.h"'}).problems[0]
     assert "leaves `src`" in closure_of({"/p/k.cu": '#include "../p/a.h"'}).problems[0]
+
+
+PASTE = "#define C(a, b) a##b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (PASTE + '#if C(__has_,include)("/a.h")', "__has_include"),
+        (PASTE.replace("##", "%:%:") + '#if C(__has_,include)("/a.h")', "__has_include"),
+        (PASTE + '#define Y(x) C(__has_inc,lude)(x)\n#if Y("/a.h")', "__has_include"),
+        (PASTE + '#if C(__has_inclu,de_next)("/a.h")', "__has_include"),
+        (PASTE + '#if C(C(__,has_), C(in,clude))("/a.h")', "__has_include"),
+        (PASTE + '#if C(MY_HAS_,INCLUDE_X)("/a.h")', "__has_include"),
+        (PASTE + "auto t = C(__TI,ME__);", "__TIME__"),
+        (PASTE + "auto t = C(_,C(_DATE,__));", "__DATE__"),
+        ("#define T _##_##TIME##_##_", "__TIME__"),
+        ("#define SAY don't __TI\n" + PASTE + "auto t = C(SAY,ME__);", "__TIME__"),
+        (PASTE + 'auto t = C(__,x); // TIME__\nauto u = "TIME__";', ""),
+        (PASTE + "#error please include, what has_ __TI\n#include <include/ME__>", ""),
+        ("auto t = C(__TI,ME__);", ""),
+        (PASTE + "template <class D, class A, class T, int E> int f(int _, int __);", ""),
+        (PASTE + "int h, a, s, _, i, n, c, l, u, d, e;", ""),
+    ],
+)
+def test_what_could_be_pasted_to_a_name_that_counts_is_a_problem(text: str, name: str) -> None:
+    halves = text.partition("\n") if text.startswith(PASTE) else (text, "", "")
+    for files in (
+        {"/p/k.cu": text},
+        {"/p/k.cu": f'#include "a.h"\n{halves[2]}', "/p/a.h": f"{halves[0]}\n"},
+    ):
+        problems = closure_of(files).problems
+        assert len(problems) == bool(name), problems
+        assert not name or f"may come to `{name}` by `##`" in problems[0]
+
+
+def test_a_number_with_quotes_is_read_in_both_ways() -> None:
+    both = scan(b"int x = 1'000; // it's\n#define N 1'000 /* a thousand */\n#include <a.h>\n")
+    assert [one.name for one in both.includes] == ["a.h"]
+    assert both.problems == ()
 
 
 def test_names_of_any_length_are_followed(tmp_path: Path) -> None:

@@ -90,6 +90,7 @@ def test_no_header_that_nvcc_reads_is_missing(header: str, tmp_path: Path) -> No
         assert header.startswith("cub/"), closure.problems
     else:
         assert not wanted - mine
+    assert not any("##" in problem for problem in closure.problems)
 
 
 def test_the_examples_kernel(tmp_path: Path) -> None:

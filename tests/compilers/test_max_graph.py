@@ -190,9 +190,24 @@ def refused(derive: Derivation, **changed: str) -> str:
     return str(caught.value)
 
 
+def test_an_error_inside_of_max_is_told_where_the_project_called_it(derive: Derivation) -> None:
+    graph = (
+        "from max.dtype import DType\nfrom max.graph import DeviceRef, Graph, TensorType\n"
+        "def layer(x):\n    return x @ x\n"
+        "def build(target):\n"
+        "    kind = TensorType(DType.float32, (2, 3), DeviceRef.CPU())\n"
+        "    with Graph('g', input_types=[kind]) as graph:\n"
+        "        graph.output(layer(graph.inputs[0].tensor))\n"
+        "    return graph\n"
+    )
+    told = refused(derive, graph=graph)
+    assert "(`src/toy/graph.py`, line 4)\n  called from `src/toy/graph.py`, line 8" in told
+    assert "site-packages" not in told
+
+
 def test_a_builder_that_raises(derive: Derivation) -> None:
     told = refused(derive, graph="def build(target):\n    raise ValueError('no such layer')\n")
-    assert "`toy.graph:build` raised ValueError: no such layer (`graph.py`, line 2)" in told
+    assert "`toy.graph:build` raised ValueError: no such layer (`src/toy/graph.py`, line 2)" in told
     assert "Traceback" not in told
 
 

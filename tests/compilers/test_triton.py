@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -317,6 +318,41 @@ def test_what_answers_in_place_of_the_compiler_is_not_kept(
 def test_a_users_mistake_is_told(job, texts: dict[str, str], told: str) -> None:
     with pytest.raises(CompileError, match=told.replace("(", r"\(")):
         TritonCompiler().derive(job(**texts))
+
+
+@pytest.mark.parametrize(
+    ("texts", "place"),
+    [
+        ({"kernels": KERNELS + "\n1 / 0\n"}, "(`src/toyk/kernels.py`, line 27)"),
+        ({"maths": "import triton\n\n1 / 0\n"}, "(`src/toyk/maths.py`, line 3)"),
+        ({"maths": "import triton\nif\n"}, "(`src/toyk/maths.py`, line 2)"),
+        (
+            {"kernels": KERNELS.replace("tl.arange(0, BLOCK)", "tl.arange(0, n)")},
+            "at `src/toyk/kernels.py`, line 10:",
+        ),
+        ({"maths": MATHS.replace("x + x", "x + none")}, "at `src/toyk/maths.py`, line 7:"),
+    ],
+)
+def test_a_mistake_is_told_where_it_stands_in_the_project(
+    job, texts: dict[str, str], place: str
+) -> None:
+    with pytest.raises(CompileError, match=re.escape(place)):
+        TritonCompiler().derive(job(**texts))
+
+
+@pytest.mark.parametrize("items", ["--options-file=F", "-v -optf=F", "-O1 F", "-o=F", "--knob=x"])
+def test_options_of_ptxas_that_could_name_a_file_are_refused(
+    job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, items: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"options\.ptx-options. must not have"):
+        load_settings(write(tmp_path / "b", UNIT + f'options = {{ ptx-options = "{items}" }}\n'))
+    monkeypatch.setenv("PTXAS_OPTIONS", items)
+    assert "ptxas is given" in TritonCompiler().derive(job()).uncacheable
+
+
+def test_plain_options_of_ptxas_are_let_through(job) -> None:
+    unit = UNIT + 'options = { ptx-options = "-O1 --fmad=false" }\n'
+    assert TritonCompiler().derive(job(unit=unit)).uncacheable == ""
 
 
 def test_every_wrong_setting_is_told_at_once(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from harness import Target, scratch
 
+from max_build.compilers.cuda_libraries import NVRTC
 from max_build.compilers.files import Disk
 from max_build.compilers.includes import Closure, Layout, changed, resolve
 from max_build.compilers.scan import scan
-from max_build.errors import CompileError
+from max_build.errors import CompileError, ToolchainError
 
 __all__ = ["GCC", "TARGETS"]
 
@@ -112,6 +113,56 @@ def _preprocessor(data: bytes) -> bool:
     return True
 
 
+def _nvrtc(data: bytes) -> bool:
+    """NVRTC never reaches an `#include` that follows where the scan sees none.
+
+    The text is put into a group that is skipped too, where NVRTC reads literals less well.
+    """
+    from cuda.bindings import nvrtc
+
+    folder = scratch("nvrtc")
+    (folder / "seen.h").write_text("#error SEEN\n")
+    include = f'#include "{folder}/seen.h"\n'.encode()
+    data = data.replace(b"\0", b" ")
+    end = b'//)" )x" */ \'\n#error END\n'
+    followed = True
+    for source in (data + b"\n" + include + end, b"#if 0\n" + data + b"\n#endif\n" + include + end):
+        found = scan(source)
+        if found.problems or any(one.name.endswith("/seen.h") for one in found.includes):
+            followed = False
+            continue
+        for std in (b"-std=c++11", b"-std=c++17"):
+            _, program = nvrtc.nvrtcCreateProgram(source, b"k.cu", 0, [], [])
+            nvrtc.nvrtcCompileProgram(program, 3, [b"-arch=compute_90", b"-w", std])
+            _, size = nvrtc.nvrtcGetProgramLogSize(program)
+            log = bytes(size + 2)
+            nvrtc.nvrtcGetProgramLog(program, log)
+            nvrtc.nvrtcDestroyProgram(program)
+            assert b"SEEN" not in log, (std, source)
+    return followed
+
+
+def _literals() -> Mapping[str, bytes]:
+    return {
+        "bad-suffix": b'"a"R"(',
+        "bad-character": b"L'a'R\"(",
+        "bad-escape": b'\\uR"(',
+        "bad-exponent": b'c.1e+R"(',
+        "bad-separator": b"1'0/*",
+        "bad-number": b"1f''/*",
+        "bad-directive": b"#1'0/*",
+        "bad-name": b'__has_include(<R"(',
+    }
+
+
+def _has_nvrtc() -> bool:
+    try:
+        NVRTC.load()
+    except ToolchainError:
+        return False
+    return True
+
+
 def _line_by_line(data: bytes) -> bool:
     """Only that it ends: no text takes time by the square of its length."""
     return not scan(data).problems
@@ -129,7 +180,7 @@ def _long() -> Mapping[str, bytes]:
     return {
         "good-backslashes": b"\\\n" * 4000,
         "good-quotes": b"'" * 4000 + b'\n"' * 2000,
-        "good-numbers": b"1'" * 8000,
+        "good-numbers": b"1'" * 8000 + b"1",
         "good-raw": b'R"(' * 4000,
         "good-comments": b"/*" * 4000,
         "bad-directives": b"#" * 4000 + b"\n#include\t" * 10 + b'"a.h"',
@@ -156,5 +207,6 @@ _TOKENS = (
 TARGETS = (
     Target("includes", _includes, _seeds, tokens=_TOKENS, weight=2),
     Target("long-lines", _line_by_line, _long, tokens=_TOKENS, weight=6),
+    *([Target("nvrtc", _nvrtc, _literals, tokens=_TOKENS, weight=20)] if _has_nvrtc() else []),
     *([Target("preprocessor", _preprocessor, _plain, tokens=_TOKENS, weight=20)] if GCC else []),
 )
