@@ -39,10 +39,10 @@ Report = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is."""
 
 _PROBE = """
-import importlib, json, sys
+import importlib, json, os, sys
 from max.engine import __version__
 from max_build import distributions
-from max_build.compilers.max_graph import DISTRIBUTIONS
+from max_build.compilers.max_graph import DISTRIBUTIONS, foreign_parts
 from max_build.runtime.host import processor
 gc = importlib.import_module("max._interpreter_ops.gc_compile")
 folder = gc._cache_dir()
@@ -50,6 +50,7 @@ print(json.dumps({
     "compiler": distributions.identities(DISTRIBUTIONS),
     "context": gc._context_signature(),
     "folder": str(folder.parent) if folder else "",
+    "foreign": foreign_parts(os.environ),
     "processor": processor(),
     "warmed": bool(gc.warm_stamp_matches()),
 }))
@@ -69,6 +70,8 @@ class Machine(msgspec.Struct, frozen=True):
         MAX's cache folder; empty where it has none.
     warmed
         Whether MAX finds itself warmed already.
+    foreign
+        Why `compiler` does not tell which MAX this is; empty where it does.
     """
 
     compiler: dict[str, str]
@@ -76,6 +79,7 @@ class Machine(msgspec.Struct, frozen=True):
     processor: str
     folder: str
     warmed: bool
+    foreign: str = ""
 
     def components(self) -> Components:
         """What the archive is keyed by."""
@@ -103,6 +107,9 @@ def machine() -> Machine:
         message = f"MAX's interpreter cache cannot be asked for: {why[0]}"
         raise ToolchainError(message, hint="install `max-build[max]`, with MAX 26.7 or later")
     found = msgspec.json.decode(done.stdout.splitlines()[-1], type=Machine)
+    if found.foreign:
+        message = f"this MAX is not what is installed: {found.foreign}"
+        raise ToolchainError(message, hint="take the other out of `PYTHONPATH`")
     if not found.processor:
         message = "what CPU this machine has cannot be told, and MAX compiles for it"
         raise ToolchainError(message, hint="MAX's interpreter cache is for Linux with `/proc`")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -190,4 +191,16 @@ def test_a_machine_whose_cpu_cannot_be_told_is_told_of(
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     with pytest.raises(ToolchainError, match="what CPU this machine has cannot be told"):
+        machine()
+
+
+def test_a_max_in_front_of_the_one_that_is_installed_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import max.dtype
+
+    own = Path(max.dtype.__file__).parent
+    shutil.copytree(own, tmp_path / "max" / "dtype")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(ToolchainError, match=r"this MAX is not what is installed: `max\.dtype"):
         machine()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -49,6 +48,9 @@ DISTRIBUTIONS = (
     "mojo-compiler-mojo-libs",
 )
 """What makes up the compiler: together their files decide the machine code."""
+
+PACKAGES = ("max", "modular", "mojo")
+"""What they are imported as."""
 
 # What MAX reads beside MODULAR_…: see `max.engine.api`.
 _VARIABLES = ("ENABLE_PER_TENSOR_FP8_QUANTIZE", "USE_FI_TOPK_KERNEL")
@@ -105,12 +107,13 @@ class MaxCompiler:
 
     def derive(self, job: Job) -> Derivation:
         """Build the graph and hash its canonical text, with what the session adds to it."""
-        environment = self.ambient(os.environ)
+        environment, configuration = self.ambient(os.environ), _configuration(os.environ)
         _start(job)
         from max.engine import InferenceSession
 
         with mojo_libraries.observed(job.scratch) as libraries, imported(job) as entry:
             graph = _call(job, entry)
+            _aim(job)  # again: the project's code may have aimed elsewhere
             text = canonical_ir(graph, libraries)
         # What the project's code sets reaches the compile, which runs in this process.
         later = self.ambient(os.environ)
@@ -119,6 +122,9 @@ class MaxCompiler:
             for name in environment.keys() | later.keys()
             if later.get(name) != environment.get(name)
         }
+        reads = libraries.sources()
+        if _configuration(os.environ) != configuration:
+            reads += (_configuration(os.environ),)
         options = job.unit.declared["options"]
         components = Components(
             compiler=distributions.identities(DISTRIBUTIONS),
@@ -138,13 +144,16 @@ class MaxCompiler:
             ir=text,
             uncacheable=libraries.unknown(graph) or foreign_parts(os.environ),
             state=(graph, libraries),
-            reads=libraries.sources(),
+            reads=reads,
         )
 
     def compile(self, job: Job, derivation: Derivation) -> Product:
         """Compile the graph that `derive` built and export it as a MEF."""
         from max import driver, engine
 
+        # MAX's own cache of models knows a graph by less than our key, and could answer with
+        # another state of a library. Its caches of kernels go by what they compile, and stay.
+        os.environ["MODULAR_MAX_CACHE_DIR"] = str(job.scratch / "max-cache")
         graph, libraries = derivation.state
         options = job.unit.declared["options"]
         devices = [driver.CPU()] if job.target.is_cpu else [driver.CPU(), driver.Accelerator()]
@@ -164,7 +173,12 @@ class MaxCompiler:
             message = f"kernel library `{changed}` changed while the graph was compiled"
             raise CompileError(message, hint="build again")
         arch = _validate(path, str(job.target))
-        return Product(files={"mef": path}, arch=arch, **signature(graph)._asdict())
+        return Product(
+            files={"mef": path},
+            arch=arch,
+            uncacheable=foreign_parts(os.environ),
+            **signature(graph)._asdict(),
+        )
 
 
 def canonical_ir(graph: Any, libraries: mojo_libraries.Libraries) -> bytes:
@@ -257,7 +271,7 @@ def _start(job: Job) -> None:
         # A graph for the CPU must not depend on which GPUs the building machine happens to have.
         os.environ.update(dict.fromkeys(_VISIBLE_DEVICES, ""))
     try:
-        from max import driver, engine
+        from max import engine
     except ImportError as error:
         message = f"MAX is needed to build this graph, and cannot be imported: {error}"
         hint = "install the extra `max-build[max]`; in [build-system], `requires` has to name it"
@@ -266,6 +280,13 @@ def _start(job: Job) -> None:
     if found < _OLDEST:
         message = f"MAX {engine.__version__} is too old: 26.7 or later is needed"
         raise ToolchainError(message, hint="install `max>=26.7`")
+    _aim(job)
+
+
+def _aim(job: Job) -> None:
+    """Set the virtual devices of the target, and the CPU of the baseline."""
+    from max import driver
+
     if not job.target.is_cpu:
         driver.set_virtual_device_api(job.target.api)
         driver.set_virtual_device_target_arch(str(job.target))
@@ -346,10 +367,15 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     for name in _PLACES & found.keys():
         if _is_own(found[name]):
             del found[name]
-    home = environ.get("MODULAR_HOME") or os.path.join(environ.get("HOME", ""), ".modular")
     with contextlib.suppress(OSError):
-        found["modular.cfg"] = digest(Path(home, "modular.cfg").read_bytes())
+        found["modular.cfg"] = digest(_configuration(environ).read_bytes())
     return found
+
+
+def _configuration(environ: Mapping[str, str]) -> Path:
+    """MAX's own settings, which it looks for in its home."""
+    home = environ.get("MODULAR_HOME") or os.path.join(environ.get("HOME", ""), ".modular")
+    return Path(home, "modular.cfg")
 
 
 def foreign_parts(environ: Mapping[str, str]) -> str:
@@ -357,12 +383,12 @@ def foreign_parts(environ: Mapping[str, str]) -> str:
     for name in sorted(_PLACES & environ.keys()):
         if not _is_own(environ[name]):
             return f"`{name}` is set, and what it brings in cannot be keyed"
-    return ""
+    return distributions.foreign(DISTRIBUTIONS, PACKAGES)
 
 
 def _is_own(places: str) -> bool:
     """Whether a list of places, whichever way it is separated, lies in the `modular` package."""
-    own = {os.path.join(place, "modular") for place in sys.path if place}
+    own = distributions.places(DISTRIBUTIONS, "modular")
     return all(
         any(one == place or one.startswith(place + os.sep) for place in own)
         for one in map(os.path.normpath, re.split("[,;:]", places))

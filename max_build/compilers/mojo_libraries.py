@@ -2,24 +2,25 @@
 
 The text of a graph names the library's compiled file and nothing of what is in it, and that
 file changes with the folder it was built from. So a library is known by its Mojo sources, every
-file of the package, or by its own bytes where it came compiled.
+file of the package, or by its own bytes where it came compiled; and, either way, by what lies
+beside it for its imports to find.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from max_build.compilers.mojo_imports import UnkeyableError, beside, walk
 from max_build.errors import CompileError
 from max_build.key import canonical, digest
 
-__all__ = ["Libraries", "build_library", "observed", "tree_digest"]
+__all__ = ["Libraries", "build_library", "library_digest", "observed", "tree_digest"]
 
 _PATHS = re.compile(r"_kernel_library_paths = \[(?P<paths>[^\]]*)\]")
 _PATH = re.compile(r'"((?:[^"\\]|\\.)*)"')
@@ -31,12 +32,17 @@ class Libraries:
 
     built: dict[str, Path] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
 
     def digest_of(self, path: str) -> str:
         """Digest of the library whose compiled file the graph names."""
         if path not in self.seen:
             source = self.built.get(path, Path(path))
-            self.seen[path] = tree_digest(source)
+            try:
+                self.seen[path] = library_digest(source)
+            except UnkeyableError as error:
+                self.problem = str(error)
+                self.seen[path] = tree_digest(source)
         return self.seen[path]
 
     def without_paths(self, text: str) -> str:
@@ -53,15 +59,20 @@ class Libraries:
         return {f"library.{n}": one for n, one in enumerate(sorted(set(self.seen.values())), 1)}
 
     def changed(self) -> str:
-        """Name of a library that came compiled and is another file by now; empty if none is."""
-        for path, found in self.seen.items():
-            if path not in self.built and tree_digest(Path(path)) != found:
-                return Path(path).name
-        return ""
+        """Name of a library that came compiled and is no more what it was; empty if none is."""
+        came = {path: found for path, found in self.seen.items() if path not in self.built}
+        now = Libraries()
+        return next((Path(one).name for one in came if now.digest_of(one) != came[one]), "")
 
     def sources(self) -> tuple[Path, ...]:
-        """What the libraries came from: folders of Mojo sources, and files that came compiled."""
-        return tuple(sorted({self.built.get(path, Path(path)) for path in self.seen}))
+        """What the libraries came from: folders of Mojo sources, and files that came compiled.
+
+        With the files beside them; the names there, which an import chooses among, were listed.
+        """
+        found = {self.built.get(path, Path(path)) for path in self.seen}
+        for one in tuple(found) if not self.problem else ():
+            found |= set(filter(None, beside(one).values()))
+        return tuple(sorted(found))
 
     def unknown(self, graph: Any) -> str:
         """Why the libraries of a `max.graph.Graph` cannot be keyed; empty when they can."""
@@ -70,7 +81,7 @@ class Libraries:
                 return f"kernel library `{Path(path).name}` is not named in the graph's text"
             if str(path) not in self.built and not Path(path).is_file():
                 return f"kernel library `{Path(path).name}` cannot be read"
-        return ""
+        return self.problem
 
 
 @contextlib.contextmanager
@@ -96,6 +107,9 @@ def observed(scratch: Path) -> Iterator[Libraries]:
         tempfile.tempdir = str(scratch)
         try:
             compiled, sources = build_library(build, Path(path))
+        except UnkeyableError as error:
+            libraries.problem = str(error)
+            compiled, sources = build(Path(path)), tree_digest(Path(path))
         finally:
             tempfile.tempdir = shared
         if not sources:
@@ -117,28 +131,35 @@ def build_library(build: Callable[[Path], Path], path: Path) -> tuple[Path, str]
 
     The digest is empty if the sources changed meanwhile: which of them are in the file is not
     known then.
+
+    Raises
+    ------
+    UnkeyableError
+        As `library_digest`.
     """
-    before = tree_digest(path)
+    before = library_digest(path)
     compiled = build(path)
-    return compiled, before if tree_digest(path) == before else ""
+    return compiled, before if library_digest(path) == before else ""
+
+
+def library_digest(path: Path) -> str:
+    """Digest of a library, a file or a folder, and of what its imports could find beside it.
+
+    Raises
+    ------
+    UnkeyableError
+        If what lies beside it cannot be told.
+    """
+    own, others = tree_digest(path), _digests(beside(path).items())
+    return digest(canonical([own, others])) if others else own
 
 
 def tree_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, or of the relative names and bytes of every file below `path`."""
     if path.is_file():
         return digest(path.read_bytes())
-    rows: list[tuple[str, str]] = []
-    entered: set[tuple[int, int]] = set()
-    # Mojo follows links to folders, so their files count as well; a loop is entered once.
-    for folder, folders, names in os.walk(path, followlinks=True):
-        info = os.stat(folder)
-        if (info.st_dev, info.st_ino) in entered:
-            folders.clear()
-            continue
-        entered.add((info.st_dev, info.st_ino))
-        folders[:] = sorted(one for one in folders if one != "__pycache__")
-        for name in names:
-            file = Path(folder, name)
-            if file.is_file():
-                rows.append((str(file.relative_to(path)), digest(file.read_bytes())))
-    return digest(canonical(sorted(rows)))
+    return digest(canonical(_digests(walk(path, lambda _: True))))
+
+
+def _digests(files: Iterable[tuple[str, Path | None]]) -> list[tuple[str, str]]:
+    return sorted((name, digest(file.read_bytes()) if file else "") for name, file in files)

@@ -90,6 +90,7 @@ class TritonCompiler:
         compiler = distributions.identities(self.distributions)
         if "+unrecorded" in compiler.get("triton", "+unrecorded"):
             uncacheable = uncacheable or "Triton was not installed from a wheel"
+        uncacheable = uncacheable or distributions.foreign(self.distributions, ("triton",))
         components = Components(
             compiler={**compiler, **ptxas},
             target=str(job.target),
@@ -117,9 +118,11 @@ class TritonCompiler:
                 cubin, kernels[name] = _compile(job, name, module)
                 files.append(job.scratch / f"{len(files)}.cubin")
                 files[-1].write_bytes(cubin)
-        if len(files) == 1:
-            return Product(files={"cubin": files[0]}, kernels=kernels)
-        return Product(files={"cubin": tuple(files)}, kernels=kernels)
+        return Product(
+            files={"cubin": files[0] if len(files) == 1 else tuple(files)},
+            kernels=kernels,
+            uncacheable=distributions.foreign(self.distributions, ("triton",)),
+        )
 
 
 @contextlib.contextmanager

@@ -22,12 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from max_build.compilers.max_graph import signature
-from max_build.key import Components, digest, key_of
+from max_build.key import digest, key_of
 from max_build.record import Blob, Record
 from max_build.runtime.session_keys import (
     Held,
     Pass,
+    Question,
     asked_for,
+    changed,
+    digests_of,
     note_environment,
     noting_sources,
     paths,
@@ -47,8 +50,7 @@ _IR_LIMIT = 4 << 20
 class _Asked:
     """A compile that was looked up, and what its record will say."""
 
-    components: Components
-    text: bytes
+    question: Question
     name: str = ""
     started: float = 0.0
     signature: dict[str, Any] = field(default_factory=dict)
@@ -116,7 +118,7 @@ def _holding(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: Any, *arguments: Any, **options: Any) -> None:
         bound = inspect.signature(original).bind(self, *arguments, **options).arguments
         sessions[self] = Held(
-            extensions=paths(bound.get("custom_extensions")),
+            extensions=digests_of(paths(bound.get("custom_extensions"))),
             threads=str(bound.get("num_threads") or 0),
         )
         original(self, *arguments, **options)
@@ -148,7 +150,7 @@ def _cached(original: Callable[..., Any]) -> Callable[..., Any]:
         }
         asked: _Asked | None = None
         try:
-            asked = _Asked(*asked_for(self, model, custom_extensions, tile_based_fusion))
+            asked = _Asked(asked_for(self, model, custom_extensions, tile_based_fusion))
             if (found := _hit(self, model, asked)) is not None:
                 counts["cached"] += 1
                 return found
@@ -214,7 +216,7 @@ def _hit(session: Any, model: Any, asked: _Asked) -> Any:
 
     from max_build.store import Hit
 
-    found = _cache().lookup(key_of(asked.components))
+    found = _cache().lookup(key_of(asked.question.components))
     if not isinstance(found, Hit):
         return None
     blob = found.record.blob("mef")
@@ -242,16 +244,19 @@ def _publish(compiled: Any) -> None:
         with tempfile.TemporaryDirectory(prefix="max-build-") as folder:
             path = Path(folder) / "graph.mef"
             compiled.export_mef(path)
+            if changed(asked.question.libraries):
+                counts["not published: a kernel library changed while it was compiled"] += 1
+                return
             data = path.read_bytes()
             blobs = [Blob(role="mef", digest=digest(data), size=len(data))]
             files: dict[str, Path | bytes] = {blobs[0].digest: path}
-            if len(asked.text) <= _IR_LIMIT:
-                blobs.append(Blob(role="ir", digest=digest(asked.text), size=len(asked.text)))
-                files[blobs[1].digest] = asked.text
+            if len(text := asked.question.text) <= _IR_LIMIT:
+                blobs.append(Blob(role="ir", digest=digest(text), size=len(text)))
+                files[blobs[1].digest] = text
             record = Record(
-                key=key_of(asked.components),
+                key=key_of(asked.question.components),
                 unit=f"run/{asked.name}",
-                components=asked.components,
+                components=asked.question.components,
                 blobs=tuple(blobs),
                 seconds=round(time.monotonic() - asked.started, 3),
                 **asked.signature,

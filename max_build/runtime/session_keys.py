@@ -6,13 +6,14 @@ the session holds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from max_build import distributions
 from max_build.compilers.max_graph import (
@@ -21,14 +22,23 @@ from max_build.compilers.max_graph import (
     canonical_options,
     foreign_parts,
 )
-from max_build.compilers.mojo_libraries import Libraries, build_library, tree_digest
+from max_build.compilers.mojo_imports import UnkeyableError, beside
+from max_build.compilers.mojo_libraries import (
+    Libraries,
+    build_library,
+    library_digest,
+    tree_digest,
+)
 from max_build.key import Components, digest
 from max_build.runtime.host import processor
 
 __all__ = [
     "Held",
     "Pass",
+    "Question",
     "asked_for",
+    "changed",
+    "digests_of",
     "note_environment",
     "noting_sources",
     "paths",
@@ -52,14 +62,31 @@ class Held:
     """What a session was given that reaches its compiles."""
 
     defines: dict[str, Any] = field(default_factory=dict)
-    extensions: list[Path] = field(default_factory=list)
+    extensions: dict[Path, str] = field(default_factory=dict)
     threads: str = "0"
 
 
 sessions: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
 """The sessions that were made since the cache was put under them."""
 
-_built: dict[str, str] = {}
+
+class _Built(NamedTuple):
+    """A library that MAX compiled, to a file that all processes of a user share."""
+
+    source: Path
+    sources: str
+    file: str
+
+
+class Question(NamedTuple):
+    """A compile: what it is keyed by, the graph's canonical text, the libraries as they were."""
+
+    components: Components
+    text: bytes
+    libraries: dict[Path, str]
+
+
+_built: dict[str, _Built] = {}
 _lock = threading.Lock()
 _imported_with: dict[str, str] = {}
 
@@ -71,13 +98,59 @@ def note_environment() -> None:
 
 def noting_sources(build: Callable[[Path], Path], path: Path) -> Path:
     """Build a Mojo library and note what it was built from, if that stood still meanwhile."""
-    compiled, sources = build_library(build, Path(path))
+    try:
+        compiled, sources = build_library(build, Path(path))
+    except (OSError, UnkeyableError):
+        compiled, sources = build(Path(path)), ""
     with _lock:
         if sources:
-            _built[str(compiled)] = sources
+            _built[str(compiled)] = _Built(Path(path).absolute(), sources, tree_digest(compiled))
         else:
             _built.pop(str(compiled), None)
     return compiled
+
+
+def digests_of(paths: list[Path]) -> dict[Path, str]:
+    """What custom extensions are before MAX loads them; empty for one that cannot be told."""
+    found = dict.fromkeys(paths, "")
+    for path in paths:
+        with contextlib.suppress(OSError, UnkeyableError):
+            found[path] = library_digest(path)
+    return found
+
+
+def _library(path: Path, *, loaded: bool = True) -> str:
+    """Digest of a library by the path that MAX has of it: of its sources, where it has some.
+
+    If it is loaded, the file that MAX compiled of the sources has to be that of these sources.
+    """
+    with _lock:
+        built = _built.get(str(path))
+        made = [one for one, by in _built.items() if by.source == path.absolute()]
+    if not path.exists():
+        _pass(f"kernel library `{path.name}` cannot be read")
+    if built is not None:
+        if tree_digest(path) != built.file:
+            _pass(f"kernel library `{built.source.name}` was compiled anew meanwhile")
+        return built.sources
+    try:
+        found = library_digest(path)
+        alone = path.is_dir() or not beside(path)
+    except UnkeyableError as error:
+        _pass(str(error))
+    if not alone:
+        _pass(f"beside kernel library `{path.name}` are others, which MAX's own cache ignores")
+    if loaded and path.is_dir() and [_library(Path(one)) for one in made] != [found]:
+        _pass(f"kernel library `{path.name}` changed since MAX compiled it")
+    return found
+
+
+def changed(libraries: dict[Path, str]) -> bool:
+    """Whether one of a question's libraries is not any more what it was."""
+    try:
+        return any(_library(path) != found for path, found in libraries.items())
+    except Pass:
+        return True
 
 
 def paths(extensions: Any) -> list[Path]:
@@ -89,8 +162,8 @@ def paths(extensions: Any) -> list[Path]:
     return [Path(one) for one in extensions]
 
 
-def asked_for(session: Any, model: Any, extensions: Any, tiled: bool) -> tuple[Components, bytes]:
-    """The components of a compile, and the graph's canonical text.
+def asked_for(session: Any, model: Any, extensions: Any, tiled: bool) -> Question:
+    """What decides a compile.
 
     Raises
     ------
@@ -110,12 +183,15 @@ def asked_for(session: Any, model: Any, extensions: Any, tiled: bool) -> tuple[C
     _refuse_effects(session)
     held = sessions[session]
     module = model.module if isinstance(model, api.Graph) else model
-    with _lock:
-        libraries = Libraries(seen=dict(_built))
-    named = set(libraries.seen)
+    libraries = _Libraries()
     text = libraries.without_paths(module.mlir_module.asm()).encode()
     if isinstance(model, api.Graph):
-        libraries = _only_named(libraries, model.kernel_libraries_paths, named)
+        for path in model.kernel_libraries_paths:
+            libraries.digest_of(str(path))
+    given = {path: _library(path, loaded=False) for path in paths(extensions)}
+    if held.extensions != (now := {path: _library(path) for path in held.extensions}):
+        one = next(path for path in now if held.extensions[path] != now[path])
+        _pass(f"custom extension `{one.name}` changed since the session was made")
     environment = MaxCompiler().ambient(os.environ)
     if foreign := foreign_parts(os.environ):
         _pass(foreign)
@@ -135,31 +211,26 @@ def asked_for(session: Any, model: Any, extensions: Any, tiled: bool) -> tuple[C
         sources={"ir": digest(text)},
         dependencies={
             **libraries.digests(),
-            **_extensions("session", held.extensions),
-            **_extensions("compile", paths(extensions)),
+            **_labelled("session", held.extensions),
+            **_labelled("compile", given),
         },
         environment=environment,
     )
-    return components, text
+    named = {Path(path): found for path, found in libraries.seen.items()}
+    return Question(components, text, named | held.extensions | given)
 
 
-def _only_named(libraries: Libraries, paths: Any, built: set[str]) -> Libraries:
-    """The digests of a graph's libraries, and of no other that this process built."""
-    seen = {}
-    for path in map(str, paths):
-        if path not in built and not os.path.isfile(path):
-            _pass(f"kernel library `{os.path.basename(path)}` cannot be read")
-        seen[path] = libraries.digest_of(path)
-    return Libraries(seen=seen)
+class _Libraries(Libraries):
+    """The libraries of a graph, whoever built it."""
+
+    def digest_of(self, path: str) -> str:
+        if path not in self.seen:
+            self.seen[path] = _library(Path(path))
+        return self.seen[path]
 
 
-def _extensions(label: str, paths: list[Path]) -> dict[str, str]:
-    found = {}
-    for n, path in enumerate(paths, 1):
-        if not path.exists():
-            _pass(f"custom extension `{path.name}` cannot be read")
-        found[f"{label}.extension.{n}"] = tree_digest(path)
-    return found
+def _labelled(label: str, extensions: dict[Path, str]) -> dict[str, str]:
+    return {f"{label}.extension.{n}": found for n, found in enumerate(extensions.values(), 1)}
 
 
 def _refuse_effects(session: Any) -> None:

@@ -15,12 +15,47 @@ from max_build.compilers.max_graph import canonical_options
 from max_build.compilers.mojo_libraries import tree_digest
 from max_build.config import load_settings
 from max_build.errors import CompileError, MaxBuildError
-from max_build.key import changes, key_of
+from max_build.key import changes, digest, key_of
 from max_build.messages import Derive, Derived
-from max_build.workers import Worker
-from support import GRAPH, PYPROJECT, write_project
+from max_build.pipeline import build
+from max_build.recipes.recipe import broken
+from max_build.recipes.surroundings import Here
+from max_build.store import open_cache
+from max_build.workers import Worker, environment
+from support import GRAPH, PYPROJECT, run, write_project
 
 Derivation = Callable[..., Derived]
+
+WITH_OPS = GRAPH.replace("from max.dtype", "from pathlib import Path\nfrom max.dtype").replace(
+    "device)]) as graph",
+    "device)],\n        custom_extensions=[Path(__file__).parent / 'ops']) as graph",
+)
+WITH_ADDED = """
+from pathlib import Path
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType, ops
+
+def build(target):
+    kind = TensorType(DType.float32, [1], DeviceRef.CPU())
+    library = Path(__file__).parent / 'ops'
+    with Graph("added", input_types=[kind], custom_extensions=[library]) as graph:
+        graph.output(ops.custom("add_n", DeviceRef.CPU(), [graph.inputs[0].tensor], [kind])[0])
+    return graph
+"""
+ADDED = """
+from extensibility import register, InputTensor, OutputTensor
+from std.utils.index import IndexList
+from sib import N
+
+@register("add_n")
+struct AddN:
+    @staticmethod
+    def execute[target: StaticString](
+        output: OutputTensor, x: InputTensor[dtype=output.dtype, rank=output.rank, ...]
+    ) raises:
+        var first = IndexList[output.rank](0)
+        output.store(first, x.load[1](first) + Scalar[output.dtype](N))
+"""
 
 
 @pytest.fixture
@@ -272,10 +307,7 @@ def test_a_set_or_a_locale_shapes_the_graph_the_same_everywhere(derive: Derivati
 def test_a_kernel_library_is_keyed_by_every_source_of_its_package(
     derive: Derivation, tmp_path: Path
 ) -> None:
-    graph = GRAPH.replace("from max.dtype", "from pathlib import Path\nfrom max.dtype").replace(
-        "device)]) as graph",
-        "device)],\n        custom_extensions=[Path(__file__).parent / 'ops']) as graph",
-    )
+    graph = WITH_OPS
 
     def library(root: Path, helper: str) -> Path:
         ops = write_project(root, graph=graph) / "src" / "toy" / "ops"
@@ -291,6 +323,145 @@ def test_a_kernel_library_is_keyed_by_every_source_of_its_package(
     assert key_of(one.components) == key_of(same.components)
     names = [name for name, _, _ in changes(one.components, other.components)]
     assert names == ["dependencies.library.1", "sources.ir"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mojo packages are compiled on Linux here")
+def test_a_module_beside_a_kernel_library_is_in_its_key_and_its_recipe(
+    derive: Derivation, tmp_path: Path
+) -> None:
+    root = write_project(tmp_path / "repo", graph=WITH_OPS)
+    package = root / "src" / "toy"
+    (package / "ops").mkdir()
+    (package / "ops" / "__init__.mojo").write_text("from sib import N\n")
+    (package / "sib").mkdir()  # found although it has no `__init__.mojo`
+    (package / "sib.mojo").write_text("comptime N = 1\n")
+    before = derive(root=root, graph=WITH_OPS)
+    assert (before.uncacheable, before.always) == ("", "")
+    assert broken_now(before, root) == ""
+    (package / "sib.mojo").write_text("comptime N = 2\n")
+    assert broken_now(before, root) == "`src/toy/sib.mojo` changed"
+    after = derive(root=root, graph=WITH_OPS)
+    assert "dependencies.library.1" in [
+        name for name, _, _ in changes(before.components, after.components)
+    ]
+    (package / "other.mojo").write_text("")
+    assert broken_now(after, root) == "files were added to or removed from `src/toy`"
+    (package / "other.mojo").unlink()
+    (package / "sib" / "new.mojo").write_text("")
+    assert broken_now(after, root) == "files were added to or removed from `src/toy/sib`"
+
+
+def broken_now(derived: Derived, root: Path) -> str:
+    assert derived.recipe is not None
+    settings = load_settings(root)
+    here = Here(
+        settings.root,
+        settings.python_path,
+        environment(os.environ),
+        lambda path: digest(Path(path).read_bytes()),
+        {},
+    )
+    return broken(derived.recipe, here)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="mojo packages are compiled on Linux here")
+def test_a_compiled_library_that_is_linked_to_another_is_compiled_with_it(tmp_path: Path) -> None:
+    """MAX's own cache answers here with the model of the other state."""
+    from mojo.run import subprocess_run_mojo
+
+    graph = WITH_ADDED.replace("'ops'", "'ops.mojoc'")
+    root = write_project(tmp_path / "repo", graph=graph)
+    package, sources = root / "src" / "toy", tmp_path / "mojo"
+    for name in ("ops", "sib"):
+        (sources / name).mkdir(parents=True)
+    (sources / "ops" / "__init__.mojo").write_text(
+        ADDED.replace("sib import N", "sib import n").replace("(N)", "(n())")
+    )
+    settings = load_settings(root)
+    answers = []
+    for n in (10, 20):
+        (sources / "sib" / "__init__.mojo").write_text(f"def n() -> Int:\n    return {n}\n")
+        for name in ("sib", "ops")[: 2 if n == 10 else 1]:
+            arguments = ["precompile", str(sources / name), "-o", str(package / f"{name}.mojoc")]
+            subprocess_run_mojo(arguments, check=True)
+        shutil.move(sources, tmp_path / "away")
+        with open_cache(settings.cache) as cache:
+            (outcome,) = build(settings, cache).outcomes
+            assert outcome.state == "compiled", outcome
+            assert outcome.record is not None
+            blob = outcome.record.blob("mef")
+            assert blob is not None
+            answers.append(added_by(cache.path(blob)))
+        shutil.move(tmp_path / "away", sources)
+    assert answers == [10, 20]
+
+
+def added_by(mef: Path) -> float:
+    code = (
+        "import os, sys, numpy as np\n"
+        "from max.driver import CPU\n"
+        "from max.engine import InferenceSession\n"
+        "model = InferenceSession(devices=[CPU()]).load(sys.argv[1])\n"
+        "print(model.execute(np.zeros(1, np.float32))[0].to_numpy()[0], flush=True)\n"
+        "os._exit(0)\n"
+    )
+    done = run([sys.executable, "-c", code, str(mef)], cwd=mef.parent)
+    assert done.returncode == 0, done.stderr
+    return float(done.stdout)
+
+
+def test_a_max_in_front_of_the_one_that_is_installed_is_not_kept(
+    derive: Derivation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import max.dtype
+
+    own = Path(max.dtype.__file__).parent
+    shutil.copytree(own, tmp_path / "checkout" / "max" / "dtype")
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/checkout:{path}")
+    told = derive().uncacheable
+    assert f"was imported from `{tmp_path}/checkout/max/dtype/" in told
+    assert f"and is installed at `{own}" in told
+
+
+def test_the_cpu_that_the_projects_code_sets_is_not_compiled_for(tmp_path: Path) -> None:
+    change = (
+        "def build(target):\n    from max import driver; driver.set_virtual_cpu_target('x86-64')"
+    )
+    root = write_project(tmp_path / "repo", graph=GRAPH.replace("def build(target):", change))
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from max_build.compilers import Job\n"
+        "from max_build.compilers.max_graph import MaxCompiler\n"
+        "from max_build.config import load_settings\n"
+        "from max_build.target import Target\n"
+        "found = load_settings(Path('.'))\n"
+        "job = Job(found.units[0], Target('cpu'), Path('.'), found.python_path, Path('.'))\n"
+        "MaxCompiler().derive(job)\n"
+        "from max import driver\n"
+        "print(driver.get_virtual_cpu_target(), found.units[0].host, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    done = run([sys.executable, "-c", code], cwd=root)
+    compiled_for, host = done.stdout.split()
+    assert compiled_for == host != "x86-64"
+
+
+def test_settings_of_max_that_the_projects_code_leads_to_are_in_the_recipe(
+    derive: Derivation, tmp_path: Path
+) -> None:
+    change = (
+        "def build(target):\n    import os; os.environ['MODULAR_HOME'] = os.path.dirname(__file__)"
+    )
+    graph = GRAPH.replace("def build(target):", change)
+    root = write_project(tmp_path / "repo", graph=graph)
+    configuration = root / "src" / "toy" / "modular.cfg"
+    configuration.write_text("# one\n")
+    before = derive(root=root, graph=graph)
+    configuration.write_text("# two\n")
+    assert broken_now(before, root) == "`src/toy/modular.cfg` changed"
 
 
 @pytest.mark.parametrize(

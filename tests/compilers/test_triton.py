@@ -499,3 +499,35 @@ def test_what_one_unit_does_leaves_the_recipe_of_the_next_alone(
     assert always == {"a": "`src/toyk/clock.py` reads the clock", "add": ""}
     assert known["add"]
     assert not known["a"]
+
+
+def test_a_triton_in_front_of_the_one_that_is_installed_is_not_kept(
+    job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    own, checkout = Path(triton.__file__).parent, tmp_path / "checkout" / "triton"
+    checkout.mkdir(parents=True)
+    for one in own.iterdir():
+        if one.name != "__pycache__":
+            (checkout / one.name).symlink_to(one)
+    (checkout / "errors.py").unlink()
+    shutil.copy(own / "errors.py", checkout)
+    path = os.environ.get("PYTHONPATH", "")
+    monkeypatch.setenv("PYTHONPATH", f"{checkout.parent}:{path}")
+    made = job()
+    worker = Worker(str(made.root))
+    try:
+        answer = worker.ask(
+            Derive(
+                made.unit, str(made.target), str(made.root), made.python_path, str(made.scratch)
+            ),
+            timeout=120,
+        )
+    finally:
+        worker.close()
+    assert isinstance(answer, Derived)
+    assert answer.uncacheable == (
+        f"`triton.errors` was imported from `{checkout}/errors.py`, and is installed at "
+        f"`{own}/errors.py`"
+    )

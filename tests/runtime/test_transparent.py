@@ -209,3 +209,89 @@ def test_a_command_that_is_not_there_or_missing(
     assert main(["run"]) == 1
     assert main(["run", "--host", "pentium", "--", "true"]) == 1
     assert "`--host` must be one of" in capsys.readouterr().err
+
+
+LIBRARIES = """
+import os, pathlib
+from max import driver, engine
+from max.dtype import DType
+from max.graph import DeviceRef, Graph, TensorType
+from max_build.runtime.session_keys import Pass, asked_for, changed
+
+ops = pathlib.Path("toy", "ops")
+ops.mkdir(parents=True)
+
+def write(n):
+    (ops / "__init__.mojo").write_text(f"def answer() -> Int:\\n    return {n}\\n")
+
+def graph(*libraries):
+    kind = TensorType(DType.float32, [4], DeviceRef.CPU())
+    with Graph("g", input_types=[kind], custom_extensions=list(libraries)) as g:
+        g.output(g.inputs[0].tensor + 1)
+    return g
+
+def session(*libraries):
+    return engine.InferenceSession(devices=[driver.CPU()], custom_extensions=libraries or None)
+
+def ask(session, graph, *libraries):
+    try:
+        return asked_for(session, graph, libraries or None, False)
+    except Pass as reason:
+        return str(reason)
+"""
+
+
+def test_a_library_is_keyed_by_what_was_loaded(tmp_path: Path) -> None:
+    code = LIBRARIES + textwrap.dedent(
+        """
+        write(1)
+        held, built = session(ops), graph(ops)
+        one, two = ask(held, graph()), ask(session(), built)
+        assert one.components.dependencies.keys() == {"session.extension.1"}
+        assert two.components.dependencies.keys() == {"library.1"}
+        assert not changed(one.libraries) and not changed(two.libraries)
+        three = ask(session(), graph(), ops)
+        assert three.components.dependencies.keys() == {"compile.extension.1"}
+
+        write(2)
+        assert ask(held, graph()) == "kernel library `ops` changed since MAX compiled it"
+        assert changed(one.libraries) and not changed(two.libraries) and changed(three.libraries)
+        new = ask(session(), graph(), ops)
+        assert new.components != three.components
+        assert ask(session(ops), graph()).components != one.components
+
+        pid = os.fork()
+        if not pid:  # what another process does that builds the same graph
+            write(3)
+            graph(ops)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert ask(session(), built) == "kernel library `ops` was compiled anew meanwhile"
+        assert changed(two.libraries)
+        print("done", flush=True)
+        os._exit(0)
+        """
+    )
+    done = run_under(tmp_path, code)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_a_compiled_library_beside_others_is_left_to_max(tmp_path: Path) -> None:
+    code = LIBRARIES + textwrap.dedent(
+        """
+        import shutil
+        write(1)
+        pathlib.Path("lib").mkdir()
+        library = pathlib.Path(shutil.copy(graph(ops).kernel_libraries_paths[0], "lib"))
+        alone = ask(session(), graph(), library)
+        assert alone.components.dependencies.keys() == {"compile.extension.1"}
+        shutil.copy(library, "lib/sib.mojoc")
+        for asked in (ask(session(), graph(), library), ask(session(), graph(library))):
+            assert asked.startswith("beside kernel library `mojo_pkg_"), asked
+            assert asked.endswith("are others, which MAX's own cache ignores"), asked
+        print("done", flush=True)
+        os._exit(0)
+        """
+    )
+    done = run_under(tmp_path, code)
+    assert done.stdout == "done\n", done.stderr
