@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from max_build.errors import ConfigError
 from max_build.workers import capacity
 
 if TYPE_CHECKING:
@@ -75,14 +74,11 @@ def open_executor(settings: Settings, cache: Cache, report: Reporter) -> Executo
     Raises
     ------
     ConfigError
-        If the address is of no known kind, or a farm lacks what it takes.
+        If a farm lacks what it takes.
     """
     address = settings.executor
     if address in ("", "local"):
         return LocalPool(settings.jobs)
-    if address.startswith("dask://"):
-        from max_build.cluster.dask_farm import Farm
+    from max_build.cluster.dask_farm import Farm
 
-        return Farm(address, settings, cache, report)
-    message = f"`executor` must be `local` or `dask://HOST:PORT`, got {address!r}"
-    raise ConfigError(message, hint="it may come from `MAX_BUILD_EXECUTOR` or the user file")
+    return Farm(address, settings, cache, report)

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from max_build.cli.project import print_json
+from max_build.fields import words
 from max_build.record import Record
+from max_build.report.units import plural
 from max_build.store.base import Store
 from max_build.store.transfer import Moved, chosen, of_lock
 
@@ -33,10 +35,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "-t",
         "--target",
         dest="targets",
-        action="append",
+        action="extend",
+        type=words,
         default=[],
         metavar="TARGET",
-        help="records for this target; may be repeated",
+        help="records for this target; several by commas",
     )
     parser.add_argument(
         "--lock",
@@ -95,5 +98,5 @@ def report_moved(result: Moved, options: argparse.Namespace, done: str) -> int:
             print(key)
         for key, reason in sorted(result.failed.items()):
             print(f"{key}: {reason}", file=sys.stderr)
-        print(f"{done} {len(result.moved)} records", file=sys.stderr)
+        print(f"{done} {plural(len(result.moved), 'record')}", file=sys.stderr)
     return 1 if result.failed else 0

@@ -17,14 +17,13 @@ from max_build.store.index import Memo
 from max_build.store.journal import Journal
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.local import Local
-from max_build.store.settings import CacheSettings, Trust
+from max_build.store.settings import CacheSettings, Trust, remote_fault
 from max_build.store.tiers import Tier
 from max_build.store.trust import Signer, Verifier, read_signer
 
 __all__ = ["default_root", "open_cache"]
 
 _EXAMPLES = "e.g. `s3://team/max-build` or `https://cache.team`"
-_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"}
 
 
 def open_cache(settings: CacheSettings) -> Cache:
@@ -81,21 +80,15 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
     """The store behind `settings.remote`; its library is imported here and nowhere nearer."""
     url = settings.remote
     writable = settings.remote_mode == "read-write"
-    scheme = url.partition("://")[0] if "://" in url else ""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:  # its text may hold what is secret in the URL
-        message = "host or port of the remote cache's URL cannot be read"
-        raise ConfigError(message, hint=_EXAMPLES) from None
+    if fault := remote_fault(url):
+        message = f"remote cache URL {fault}"
+        raise ConfigError(message, hint=_EXAMPLES)
+    scheme = url.partition("://")[0]
     if scheme == "file":
-        path = unquote(parts.path)
+        path = unquote(urlsplit(url).path)
         return _team_directory(
             path, "remote", settings, settings.remote_trust, journal, writable=writable
         )
-    if scheme not in _SCHEMES:
-        message = f"remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
-        raise ConfigError(message, hint=_EXAMPLES)
     try:
         if scheme in {"http", "https"}:
             from max_build.store.http import HttpStore
@@ -110,7 +103,9 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
             f"remote cache is left out: `{error.name}` is not installed "
             f"(`pip install 'max-build[{extra}]'`)"
         )
-        return None
+    except ConfigError as error:  # its credentials, and not its form
+        journal.warn(f"remote cache is left out: {error.message}")
+    return None
 
 
 def _team_directory(
