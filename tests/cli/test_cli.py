@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_a_variable_that_is_none_of_ours_is_told_once(tmp_path: Path) -> None:
     done = max_build("stats", cwd=tmp_path, env=slip)
     assert done.returncode == 0
     assert done.stderr.count("`MAX_BUILD_REMOT` is unknown: did you mean `MAX_BUILD_REMOTE`") == 1
+
+
+def test_a_remote_without_credentials_is_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="`obstore` is not installed")
+    names = [name for name in os.environ if name.startswith("AZURE_")]
+    env = {**dict.fromkeys(names), "MAX_BUILD_REMOTE": "az://container/x"}
+    done = max_build("stats", cwd=tmp_path, env=env)
+    assert done.returncode == 0
+    assert "warning: remote cache is left out: it cannot be opened: " in done.stderr
+    doctor = max_build("doctor", cwd=tmp_path, env=env)
+    assert doctor.returncode == 1
+    assert "PROBLEM  settings  remote cache is left out: " in doctor.stdout
+    assert " local " in doctor.stdout
 
 
 def test_the_servers_script_has_a_help(tmp_path: Path) -> None:

@@ -318,7 +318,7 @@ def test_a_cache_to_share_is_needed(tmp_path: Path, team: Path, cache: str, said
 @pytest.mark.parametrize("address", ["ray://head:1", "127.0.0.1:8786"])
 def test_an_address_of_another_kind_is_an_error(tmp_path: Path, team: Path, address: str) -> None:
     root = kernels(tmp_path / "repo", team, {"k": SAXPY})
-    with pytest.raises(ConfigError, match="`executor` must be `local` or `dask://HOST:PORT`"):
+    with pytest.raises(ConfigError, match="executor` must be `local` or `dask://HOST:PORT`"):
         built(settings_of(root, address))
 
 
