@@ -159,7 +159,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if not targets:
             return msgspec.structs.replace(self, units=tuple(chosen))
         problems: list[str] = []
-        found = _for_targets(chosen, targets, f"`{FLAGS}target`", problems, all_units=bool(units))
+        found = _for_targets(chosen, targets, "`--target`", problems, all_units=bool(units))
         if problems:
             raise ConfigError("\n  ".join(problems))
         return msgspec.structs.replace(self, units=found)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import toy_repo as toy
 from max_build.cli import COMMANDS, main, parser
 from max_build.layers import project_at
 from support import ROOT, max_build, run
@@ -135,6 +136,24 @@ def test_wrong_usage_is_told_apart(
         main(arguments)
     assert left.value.code == 2
     assert told in capsys.readouterr().err
+
+
+def test_what_is_named_twice_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy.install(tmp_path / "site", monkeypatch)
+    repo = toy.write_project(tmp_path / "repo", unit="def build(target):\n    return 'x'\n")
+    assert main(["-C", str(repo), "build", "unit", "unit", "-t", "cpu,cpu"]) == 0
+    assert "1 unit × 1 target: 1 compiled" in capsys.readouterr().err
+
+
+def test_a_report_goes_to_stdout_by_a_dash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "--cache", "-o", "-"]) == 0
+    assert capsys.readouterr().out.startswith("<!")
+    assert not (tmp_path / "-").exists()
 
 
 def test_a_build_of_nothing_says_why(tmp_path: Path) -> None:
