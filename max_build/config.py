@@ -30,12 +30,21 @@ from max_build.layers import (
     table_at,
     table_of,
     user_file,
+    variable,
 )
 from max_build.manifest import Kind
 from max_build.store.settings import CacheSettings
 from max_build.target import Target, parse
 
-__all__ = ["Settings", "Unit", "cache_of", "cache_settings", "load_settings"]
+__all__ = [
+    "Settings",
+    "Unit",
+    "cache_of",
+    "cache_settings",
+    "load_settings",
+    "oddities",
+    "strangers",
+]
 
 # Keys of hatchling's own that stand in the hook's table beside ours.
 _HATCHLING = frozenset(
@@ -46,6 +55,9 @@ _HATCHLING = frozenset(
         "require-runtime-features",
     }
 )
+_TARGETS = "MAX_BUILD_TARGETS"
+# Variables that are read where they are used, and not by the table of settings.
+_OTHERS = ("GDS", "REMOTE_TOKEN", "RUN_HOST", "RUN_PROJECT", "RUN_VERBOSE", "STALE")
 _AS_TEXT = ("CUDA_", "HOME", "MODULAR_", "TRITON_", "XDG_CACHE_HOME")
 _UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -146,25 +158,46 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         chosen = [self.unit(name) for name in units] if units else list(self.units)
         if not targets:
             return msgspec.structs.replace(self, units=tuple(chosen))
-        found: list[Unit] = []
-        problems: dict[str, set[str]] = {}
-        for unit in chosen:
-            accepted: list[str] = []
-            for name in targets:
-                mine: list[str] = []
-                accepted += _targets(FLAGS, (name,), compilers.get(unit.compiler).accepts, mine)
-                problems.setdefault(name, set()).update(mine)
-            if accepted:
-                found.append(msgspec.structs.replace(unit, targets=tuple(dict.fromkeys(accepted))))
-        nowhere = [
-            problem
-            for name, told in problems.items()
-            if units or not any(name in unit.targets for unit in found)
-            for problem in sorted(told)
-        ]
-        if nowhere:
-            raise ConfigError("\n  ".join(nowhere))
-        return msgspec.structs.replace(self, units=tuple(found))
+        problems: list[str] = []
+        found = _for_targets(chosen, targets, "`--target`", problems, all_units=bool(units))
+        if problems:
+            raise ConfigError("\n  ".join(problems))
+        return msgspec.structs.replace(self, units=found)
+
+
+def _for_targets(
+    units: Sequence[Unit],
+    targets: Sequence[str],
+    origin: str,
+    problems: list[str],
+    *,
+    all_units: bool = False,
+) -> tuple[Unit, ...]:
+    """The units that take some of the targets, with those in place of their own.
+
+    A target that none of them takes is a problem; with `all_units`, one that some do not.
+    """
+    found: list[Unit] = []
+    refused: dict[str, dict[str, None]] = {}
+    for name in targets:
+        refused[name] = {}
+    taken: set[str] = set()
+    for unit in units:
+        accepted: dict[str, None] = {}
+        for name in targets:
+            try:
+                target = parse(name, accepted=compilers.get(unit.compiler).accepts)
+            except TargetError as error:
+                refused[name][_told(error)] = None
+            else:
+                accepted[str(target)] = None
+                taken.add(name)
+        if accepted:
+            found.append(msgspec.structs.replace(unit, targets=tuple(accepted)))
+    for name, told in refused.items():
+        if all_units or name not in taken:
+            problems.extend(f"{origin}: {one}" for one in sorted(told))
+    return tuple(found)
 
 
 def load_settings(
@@ -197,23 +230,26 @@ def load_settings(
         shown = os.fsencode(root).decode(errors="backslashreplace")
         message = f"the project's directory `{shown}` has a path that is not UTF-8"
         raise ConfigError(message, hint="rename the directory")
-    document = read_toml(root / "pyproject.toml")
-    user = user_file(environ)
+    path = root / "pyproject.toml"
+    document = read_toml(path)
+    user, own = user_file(environ)
     # What compilers read, or paths are made of, goes into keys, records and requests as text.
     problems: list[str] = [
-        f"environment variable `{name}` is not UTF-8"
+        f"{variable(name)} is not UTF-8"
         for name, value in sorted(environ.items())
         if name.startswith(_AS_TEXT) and not encodable(value)
     ]
-    layers = _layers(document, hook or {}, flags or {}, problems)
-    project = decode(schema.PROJECT, layers, problems, environ, user)
-    tables = [(f"{path}.cache", found) for path, one in layers if (found := table_of(one, "cache"))]
-    cache = decode(schema.CACHE, tables, problems, environ, table_of(user, "cache") or {})
-    units = _units(project, problems)
+    layers = [(f"{user}: ", own), *_layers(document, hook or {}, flags or {}, problems)]
+    origins: dict[str, str] = {}
+    project = decode(schema.PROJECT, layers, problems, environ, origins)
+    tables = [
+        (f"{before}cache.", found) for before, one in layers if (found := table_of(one, "cache"))
+    ]
+    cache = decode(schema.CACHE, tables, problems, environ)
+    units = _units(project, origins.get("targets", ""), problems)
     if problems:
-        told = problems if len(problems) == 1 else ["settings are wrong", *problems]
-        message = f"{root.name}: " + "\n  ".join(told)
-        raise ConfigError(message)
+        told = problems if len(problems) == 1 else [f"settings of `{path}` are wrong:", *problems]
+        raise ConfigError("\n  ".join(told))
     return Settings(
         root=str(root),
         project=_project_name(document),
@@ -240,8 +276,9 @@ def cache_settings(environ: Mapping[str, str] = os.environ) -> CacheSettings:
         With every finding, each by its variable or path.
     """
     problems: list[str] = []
-    user = table_of(user_file(environ), "cache") or {}
-    values = decode(schema.CACHE, [], problems, environ, user)
+    user, own = user_file(environ)
+    layers = [(f"{user}: cache.", table_of(own, "cache") or {})]
+    values = decode(schema.CACHE, layers, problems, environ)
     if problems:
         raise ConfigError("\n  ".join(["settings of the cache are wrong", *problems]))
     return _cache(values, Path.cwd())
@@ -260,17 +297,46 @@ def cache_of(project: Path | None) -> CacheSettings:
     return cache_settings()
 
 
+def strangers(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """A line for each `MAX_BUILD_…` variable that is none of ours: a slip, which does nothing."""
+    ours = {f"MAX_BUILD_{name}" for name in _OTHERS}
+    ours |= {field.env for table in schema.TABLES.values() for field in table}
+    found = []
+    for name in sorted(environ):
+        if name.startswith("MAX_BUILD_") and name not in ours:
+            # What all begin with makes none of them alike.
+            hint = close(name[10:], [one[10:] for one in sorted(ours) if one])
+            hint = hint.replace(" `", " `MAX_BUILD_")
+            found.append(f"{variable(name)} is unknown" + (f": {hint}" if hint else ""))
+    return found
+
+
+def oddities(settings: Settings, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """What is no error and yet hardly meant, a line each."""
+    root = Path(settings.root)
+    named = [(f"{TABLE}.python-path", one) for one in settings.python_path]
+    for unit in settings.units:
+        where = f"{unit.where}.include-dirs"
+        named += [(where, one) for one in unit.declared.get("include-dirs", ())]
+    missing = [
+        f"`{where}` names `{one}`, which is no directory"
+        for where, one in named
+        if not os.path.isdir(root / one)
+    ]
+    return strangers(environ) + missing
+
+
 def _layers(
     document: Mapping[str, Any],
     hook: Mapping[str, Any],
     flags: Mapping[str, Any],
     problems: list[str],
 ) -> list[tuple[str, Mapping[str, Any]]]:
-    """(path, keys) of what sets something, the weakest first."""
+    """(what a message puts before a key, keys) of what a project sets, the weakest first."""
     own = {name: value for name, value in hook.items() if name not in _HATCHLING}
     return [
-        (TABLE, table_at(document, ("tool", "max-build"), problems)),
-        ("tool.hatch.build.targets.wheel.hooks.max-build", own),
+        (f"{TABLE}.", table_at(document, ("tool", "max-build"), problems)),
+        ("tool.hatch.build.targets.wheel.hooks.max-build.", own),
         (FLAGS, flags),
     ]
 
@@ -280,19 +346,32 @@ def _project_name(document: Mapping[str, Any]) -> str:
     return normalise(str(project.get("name", ""))) if isinstance(project, dict) else ""
 
 
-def _units(project: Mapping[str, Any], problems: list[str]) -> tuple[Unit, ...]:
-    """Every unit that is declared rightly; graphs come before kernels."""
+def _units(project: Mapping[str, Any], origin: str, problems: list[str]) -> tuple[Unit, ...]:
+    """Every unit that is declared rightly; graphs come before kernels.
+
+    `origin` is what set the targets of the project: an environment variable sets those of units
+    that have their own, too.
+    """
     tables: tuple[tuple[Kind, Sequence[Field]], ...] = (
         ("graph", schema.GRAPH),
         ("kernel", schema.KERNEL),
     )
+    misfits: dict[str, list[str]] = {}
     units = tuple(
         unit
         for kind, fields in tables
         for name, declared in project[f"{kind}s"].items()
-        if (unit := _unit(kind, name, declared, fields, project, problems))
+        if (unit := _unit(kind, name, declared, fields, project, problems, misfits))
     )
     _same_names(units, problems)
+    if origin == variable(_TARGETS):
+        return _for_targets(units, project["targets"], origin, problems)
+    for name, wheres in misfits.items():
+        try:
+            told = f"{quoted(wheres)} cannot be compiled for `{parse(name)}`: set `targets` there"
+        except TargetError as error:
+            told = _told(error)
+        problems.append(f"{origin}: {told}")
     return units
 
 
@@ -303,7 +382,12 @@ def _unit(
     fields: Sequence[Field],
     project: Mapping[str, Any],
     problems: list[str],
+    misfits: dict[str, list[str]],
 ) -> Unit | None:
+    """The unit; what is wrong goes to `problems`, what it cannot inherit to `misfits`.
+
+    `misfits` is target of the project → the units whose compilers do not take it.
+    """
     where = f"{TABLE}.{kind}s.{name}"
     before = len(problems)
     if not isinstance(table, dict):
@@ -312,14 +396,16 @@ def _unit(
     if not _UNIT_NAME.fullmatch(name):
         problems.append(f"`{where}`: a unit's name is made of letters, digits, `.`, `_` and `-`")
     problems.extend(endless(where, table))
-    declared = decode(fields, [(where, table)], problems, {}, {})
+    declared = decode(fields, [(f"{where}.", table)], problems, {})
     compiler = declared.pop("compiler") or _compiler_of(where, declared, problems)
     if kind == "graph" and not declared["entry"] and "entry" not in table:
         problems.append(f"`{where}.entry` is missing: it names the function that builds the graph")
     host = declared.pop("host", "") or project["host"]
-    names = declared.pop("targets") or project["targets"]
-    if len(problems) > before:
+    own, inherited = declared.pop("targets"), project["targets"]
+    if not compiler:
         return None
+    unknown = table.keys() - {field.name for field in fields}
+    sound = len(problems) - before <= len(unknown)
     try:
         adapter = compilers.get(compiler)
     except ToolchainError as error:
@@ -329,7 +415,7 @@ def _unit(
         fitting = quoted(_compilers_for(kind))
         problems.append(f"`{where}.compiler` must be one of {fitting}, got {compiler!r}")
         return None
-    targets = _targets(where, names, adapter.accepts, problems)
+    targets = _targets(where, own, inherited, adapter.accepts, problems, misfits)
     unit = Unit(
         name=name,
         kind=kind,
@@ -338,7 +424,8 @@ def _unit(
         host=host,
         declared=declared,
     )
-    problems.extend(f"`{where}.{path}` {text}" for path, text in adapter.problems(unit))
+    if sound:
+        problems.extend(f"`{where}.{path}` {text}" for path, text in adapter.problems(unit))
     return unit
 
 
@@ -368,22 +455,32 @@ def _compiler_of(where: str, declared: Mapping[str, Any], problems: list[str]) -
 
 
 def _targets(
-    where: str, names: Sequence[str], accepted: tuple[Target, ...], problems: list[str]
+    where: str,
+    own: Sequence[str],
+    inherited: Sequence[str],
+    accepted: tuple[Target, ...],
+    problems: list[str],
+    misfits: dict[str, list[str]],
 ) -> tuple[str, ...]:
-    if not names:
+    if not own and not inherited:
         problems.append(
             f"`{where}` has no targets: set `targets` there or in [{TABLE}], "
             'for example `targets = ["cpu"]`'
         )
     found: dict[str, None] = {}
-    for name in names:
+    for name in own or inherited:
         try:
             found[str(parse(name, accepted=accepted))] = None
         except TargetError as error:
-            problems.append(
-                f"`{where}.targets`: {error.message}" + (f"; {error.hint}" if error.hint else "")
-            )
+            if own:
+                problems.append(f"`{where}.targets`: {_told(error)}")
+            else:
+                misfits.setdefault(name, []).append(where)
     return tuple(found)
+
+
+def _told(error: TargetError) -> str:
+    return error.message + (f"; {error.hint}" if error.hint else "")
 
 
 def _same_names(units: Sequence[Unit], problems: list[str]) -> None:

@@ -6,10 +6,8 @@ when this machine finds it under the key that it derived itself.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Protocol
 
-from max_build.errors import ConfigError
 from max_build.workers import capacity
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
     from max_build.target import Target
 
 __all__ = ["Executor", "Here", "LocalPool", "open_executor"]
-
-_FARM = re.compile(r"dask://(?:\[[^\s/@\[\]]+\]|[^\s/:@\[\]]+):(\d{1,5})/?")
-_LAST_PORT = 65535
 
 
 class Here(Protocol):
@@ -78,20 +73,12 @@ def open_executor(settings: Settings, cache: Cache, report: Reporter) -> Executo
 
     A farm that does not answer or lacks what it takes is left out, with a line in the warnings of
     `cache`: this machine compiles instead.
-
-    Raises
-    ------
-    ConfigError
-        If the address is of no known kind.
     """
     address = settings.executor
     if address in ("", "local"):
         return LocalPool(settings.jobs)
-    found = _FARM.fullmatch(address)
-    if found is None or int(found[1]) > _LAST_PORT:
-        message = f"`executor` must be `local` or `dask://HOST:PORT`, got {address!r}"
-        raise ConfigError(message, hint="it may come from `MAX_BUILD_EXECUTOR` or the user file")
     from max_build.cluster.dask_farm import Farm
+    from max_build.errors import ConfigError
 
     try:
         return Farm(address, settings, cache, report)

@@ -29,6 +29,13 @@ _LINES = 24
 _WIDTH = 160
 _OPERATION = re.compile(r"(?:%[\w#:, %]+ = )?\"?([A-Za-z_]\w*(?:\.\w+)+)")
 _NUMBER = re.compile(r"%\d+")
+_FAULTS = {
+    "altered": "its entry in the cache was altered after it was signed",
+    "damaged": "its entry in the cache was damaged",
+    "dangling": "its entry in the cache names a blob that is gone",
+    "fault": "the cache failed",
+    "unsigned": "no key of `public-keys` signed its entry in the cache",
+}
 _HEADERS = (".h", ".hpp", ".hxx", ".hh", ".cuh", ".inl", ".inc")
 
 
@@ -64,12 +71,12 @@ def explain_miss(
     ir
         File of the IR that was derived just now.
     miss
-        What the cache said; a fault of it is the reason.
+        What the cache said; a fault of it is the reason, told in full.
     stale
         Why the unit's last recipe does not hold any more, which is what set the change off.
     """
     if miss.reason != "absent":
-        return miss.reason, None
+        return f"{_FAULTS.get(miss.reason, miss.reason)} ({miss.detail})", None
     earlier = nearest(cache.records_of(unit), components)
     if earlier is None:
         return "never compiled before", None

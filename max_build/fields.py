@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from max_build.store.amounts import parse_size
+from max_build.store.settings import remote_fault
+from max_build.store.trust import FORM, public_key
 
 __all__ = [
     "Field",
@@ -17,9 +19,12 @@ __all__ = [
     "choice",
     "count",
     "entry",
+    "executor",
     "flag",
     "number",
     "path",
+    "public_keys",
+    "remote",
     "seconds",
     "size",
     "strings",
@@ -191,6 +196,36 @@ def entry(value: Any) -> str:
         message = f"must be of the form `package.module:function`, got {value!r}"
         raise ValueError(message)
     return str(value)
+
+
+_FARM = re.compile(r"dask://(?:\[[^\s/@\[\]]+\]|[^\s/:@\[\]]+):(\d{1,5})/?")
+_LAST_PORT = 65535
+
+
+def executor(value: Any) -> str:
+    """Read who compiles."""
+    farm = _FARM.fullmatch(text(value))
+    if value != "local" and (farm is None or int(farm[1]) > _LAST_PORT):
+        message = f"must be `local` or `dask://HOST:PORT`, got {value!r}"
+        raise ValueError(message)
+    return str(value)
+
+
+def remote(value: Any) -> str:
+    """Read the URL of a remote."""
+    if fault := remote_fault(text(value)):
+        raise ValueError(fault)
+    return str(value)
+
+
+def public_keys(value: Any) -> tuple[str, ...]:
+    """Read public keys."""
+    found = texts(value)
+    for position, one in enumerate(found, 1):
+        if not public_key(one)[1]:
+            message = f"must have {FORM}, as `max-build key new` prints; item {position} is {one!r}"
+            raise ValueError(message)
+    return found
 
 
 def words(value: str) -> list[str]:

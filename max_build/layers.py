@@ -19,16 +19,18 @@ __all__ = [
     "close",
     "decode",
     "endless",
+    "project_at",
     "quoted",
     "read_toml",
     "table_at",
     "table_of",
     "user_file",
+    "variable",
 ]
 
 TABLE = "tool.max-build"
-FLAGS = "command line"
-"""Path of the layer of flags, which alone is stronger than the environment."""
+FLAGS = "command line."
+"""What stands before a key of the layer of flags, which alone is stronger than the environment."""
 
 _USER_FILE_KEYS = ("cache", "compile-timeout", "executor", "jobs")
 
@@ -42,10 +44,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         If there is none, or it is no TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # an editor's BOM does no harm
     except FileNotFoundError:
         message = f"no `pyproject.toml` in `{path.parent}`"
-        hint = "run max-build in the root of a model repo, or name it with `--project DIR`"
+        hint = "run max-build inside of a model repo, or name it with `--project DIR`"
         raise ConfigError(message, hint=hint) from None
     except (OSError, ValueError, RecursionError) as error:
         # Besides its own errors, tomllib lets out those of a number or a nesting without end.
@@ -53,8 +55,25 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(message) from error
 
 
-def user_file(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Read the user's own file, empty where there is none.
+def project_at(start: Path) -> Path:
+    """The project that a directory lies in: the nearest one above with our table, else the nearest.
+
+    It is the directory itself where there is no `pyproject.toml` up to the root.
+    """
+    found = [one for one in (start, *start.parents) if os.path.isfile(one / "pyproject.toml")]
+    return next((one for one in found if _is_ours(one)), found[0] if found else start)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        document = read_toml(folder / "pyproject.toml")
+    except ConfigError:
+        return True  # whoever reads it next tells what is wrong
+    return "max-build" in (table_of(document, "tool") or {})
+
+
+def user_file(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]]:
+    """The user's own file: where it is, and what it sets, which is nothing where there is none.
 
     Raises
     ------
@@ -66,13 +85,13 @@ def user_file(environ: Mapping[str, str]) -> dict[str, Any]:
     )
     path = Path(home, "max-build", "config.toml")
     if not home or not path.is_file():
-        return {}
+        return path, {}
     found = read_toml(path)
     foreign = sorted(found.keys() - set(_USER_FILE_KEYS))
     if foreign:
         message = f"`{path}` may set {quoted(_USER_FILE_KEYS)}, not {quoted(foreign)}"
         raise ConfigError(message, hint=f"project settings belong into [{TABLE}]")
-    return found
+    return path, found
 
 
 def table_at(
@@ -99,19 +118,36 @@ def decode(
     layers: Sequence[tuple[str, Mapping[str, Any]]],
     problems: list[str],
     environ: Mapping[str, str],
-    user: Mapping[str, Any],
+    origins: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Decode one table from its layers, the last one strongest, then the environment."""
+    """Decode one table from its layers, the last one strongest, then the environment.
+
+    Parameters
+    ----------
+    layers
+        (what a message puts before a key, keys) of what sets something, the weakest first.
+    origins
+        Filled: key → what set it, as a message names that.
+    """
     values = {field.name: field.default for field in fields}
     by_name = {field.name: field for field in fields}
-    for path, layer in [("user file", user), *layers]:
+    origins = {} if origins is None else origins
+
+    def read(field: Field, value: Any, origin: str) -> None:
+        origins[field.name] = origin
+        try:
+            values[field.name] = field.read(value)
+        except ValueError as error:
+            problems.append(f"{origin} {error}")
+
+    for path, layer in layers:
         for name, value in layer.items():
             field = by_name.get(name)
             if field is None:
                 hint = close(name, list(by_name))
-                problems.append(f"`{path}.{name}` is unknown" + (f": {hint}" if hint else ""))
+                problems.append(f"`{path}{name}` is unknown" + (f": {hint}" if hint else ""))
                 continue
-            _read(field, value, f"{path}.{name}", values, problems)
+            read(field, value, f"`{path}{name}`")
     flagged = {name for path, layer in layers if path.startswith(FLAGS) for name in layer}
     for field in fields:
         if field.env and environ.get(field.env, "") != "" and field.name not in flagged:
@@ -121,17 +157,15 @@ def decode(
             try:
                 value = field.parse(environ[field.env])
             except ValueError as error:
-                problems.append(f"environment variable `{field.env}` {error}")
+                problems.append(f"{variable(field.env)} {error}")
             else:
-                _read(field, value, f"environment variable {field.env}", values, problems)
+                read(field, value, variable(field.env))
     return values
 
 
-def _read(field: Field, value: Any, path: str, values: dict[str, Any], problems: list[str]) -> None:
-    try:
-        values[field.name] = field.read(value)
-    except ValueError as error:
-        problems.append(f"`{path}` {error}")
+def variable(name: str) -> str:
+    """An environment variable as a message names it."""
+    return f"environment variable `{name}`"
 
 
 def endless(path: str, value: Any) -> Iterator[str]:

@@ -96,9 +96,13 @@ class Build:
 
 
 def summary(result: Build) -> str:
-    """One line: `2 units × 2 targets: 3 cached, 1 compiled in 61.2 s`."""
+    """One line: `2 units × 2 targets: 3 cached, 1 compiled in 61.2 s`.
+
+    Where not every unit has the same targets: `3 artifacts of 2 units: …`.
+    """
     units = len({one.unit.name for one in result.outcomes})
     targets = len({one.target for one in result.outcomes})
+    artifacts = len(result.outcomes)
     counted: list[str] = []
     for state in STATES:
         count = sum(one.state == state for one in result.outcomes)
@@ -106,5 +110,9 @@ def summary(result: Build) -> str:
             word = "compiled, not kept" if state == "uncached" else state
             counted.append(f"{count} {word}")
     took = f"{result.seconds:.1f} s" if result.seconds >= 1 else f"{1000 * result.seconds:.0f} ms"
-    what = f"{units} unit{'s' * (units != 1)} × {targets} target{'s' * (targets != 1)}"
+    what = f"{units} unit{'s' * (units != 1)}"
+    if units * targets == artifacts:
+        what = f"{what} × {targets} target{'s' * (targets != 1)}"
+    else:
+        what = f"{artifacts} artifacts of {what}"
     return f"{what}: {', '.join(counted) or 'nothing to do'} in {took}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from max_build import manifest as manifests
-from max_build.config import Settings, load_settings
+from max_build.config import Settings, load_settings, oddities
 from max_build.errors import CompileError, ConfigError
 from max_build.manifest import Manifest, ManifestUnit, WeightRules
 from max_build.outcomes import Build, Event, Mode, summary
@@ -60,6 +60,8 @@ def into_wheel(
     if settings.disable:
         app.display_info("max-build: disabled")
         return
+    for line in oddities(settings):
+        app.display_warning(f"max-build: {line}")
     cache = open_cache(settings.cache)
     try:
         mode: Mode = "require-hit" if settings.require_hit else "build"

@@ -15,9 +15,12 @@ from max_build.fields import (
     choice,
     count,
     entry,
+    executor,
     flag,
     number,
     path,
+    public_keys,
+    remote,
     seconds,
     size,
     strings,
@@ -34,7 +37,8 @@ PROJECT: tuple[Field, ...] = (
     Field(
         "targets",
         texts,
-        "what every unit is compiled for: `cpu`, `sm_90a`, `gfx942`, … or `native`",
+        "what every unit is compiled for: `cpu`, `sm_90a`, `gfx942`, … or `native`; the variable "
+        "is in place of units' own, too, as `-t`: a unit that takes none of them is left out",
         (),
         "MAX_BUILD_TARGETS",
         parse=words,
@@ -72,7 +76,7 @@ PROJECT: tuple[Field, ...] = (
     ),
     Field(
         "executor",
-        text,
+        executor,
         "who compiles what misses: `local` or a farm, `dask://HOST:PORT`",
         "local",
         "MAX_BUILD_EXECUTOR",
@@ -96,7 +100,7 @@ PROJECT: tuple[Field, ...] = (
     Field(
         "disable",
         flag,
-        "skip max-build altogether: no artifact, no manifest",
+        "builds do nothing, the hook's and `max-build build`: no artifact, no manifest",
         False,
         "MAX_BUILD_DISABLE",
         parse=truth,
@@ -217,7 +221,7 @@ CACHE: tuple[Field, ...] = (
     ),
     Field(
         "remote",
-        text,
+        remote,
         "`s3://`, `gs://`, `az://`, `https://`, `http://` or `file://` URL",
         "",
         "MAX_BUILD_REMOTE",
@@ -252,7 +256,7 @@ CACHE: tuple[Field, ...] = (
         "off",
     ),
     Field("remote-trust", choice("require", "warn", "off"), "the same for the remote", "off"),
-    Field("public-keys", texts, "Ed25519 keys whose signatures count", ()),
+    Field("public-keys", public_keys, "Ed25519 keys whose signatures count", ()),
     Field(
         "signing-key",
         path,

@@ -100,7 +100,7 @@ def parse(text: str, *, accepted: tuple[Target, ...] = KNOWN_TARGETS) -> Target:
     Raises
     ------
     TargetError
-        If the compiler does not accept it; the message lists what it does accept.
+        If the compiler does not accept it; with close names, else all that it does accept.
     """
     target = native() if text == "native" else Target(text)
     if target in accepted:
@@ -112,7 +112,9 @@ def parse(text: str, *, accepted: tuple[Target, ...] = KNOWN_TARGETS) -> Target:
     known = "not a target of this compiler" if target in KNOWN_TARGETS else "an unknown target"
     via = " (from `native`)" if text == "native" else ""
     hint = f"did you mean {' or '.join(f'`{name}`' for name in close)}?" if close else ""
-    message = f"`{target.name}`{via} is {known}; it accepts {', '.join(names)}"
+    message = f"`{target.name}`{via} is {known}"
+    if not hint:
+        message += f"; it accepts {', '.join(names)}"
     raise TargetError(message, hint=hint)
 
 

@@ -118,7 +118,7 @@ def test_a_target_that_no_compiler_knows(project: Path) -> None:
     done = max_build("build", "-t", "sm_91", cwd=project)
     assert done.returncode == 1
     assert "`sm_91` is an unknown target" in done.stderr
-    assert "sm_90a" in done.stderr
+    assert "did you mean `sm_90`" in done.stderr
 
 
 def test_usage_errors_leave_with_2(project: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 import toy_repo as toy
 from max_build import compilers
-from max_build.config import Settings, cache_of, cache_settings, load_settings
+from max_build.config import Settings, cache_of, cache_settings, load_settings, oddities, strangers
 from max_build.errors import ConfigError
 from max_build.pipeline import build
 from max_build.schema import TABLES, markdown
@@ -100,9 +100,131 @@ def test_every_finding_is_told_at_once_by_its_path(tmp_path: Path) -> None:
 def test_wrong_targets_and_hosts_are_told_together(tmp_path: Path) -> None:
     text = GOOD.replace('"sm_90a"]', '"sm_91", "sm90a"]\nhost = "pentium"')
     told = refused(tmp_path, text)
-    assert "`tool.max-build.graphs.encoder.targets`: `sm_91` is an unknown target" in told
+    assert "`tool.max-build.targets`: `sm_91` is an unknown target" in told
     assert "did you mean `sm_90a`" in told
     assert "`tool.max-build.graphs.encoder.host` must be one of generic, x86-64" in told
+
+
+def test_targets_that_units_inherit_are_told_once_where_they_stand(tmp_path: Path) -> None:
+    text = """
+    [tool.max-build]
+    targets = ["cpu", "sm_90a", "sm_91"]
+    [tool.max-build.graphs.g]
+    entry = "a:b"
+    [tool.max-build.kernels.a]
+    source = "a.cu"
+    [tool.max-build.kernels.b]
+    source = "b.ptx"
+    """
+    told = refused(tmp_path, text)
+    units = "`tool.max-build.kernels.a`, `tool.max-build.kernels.b`"
+    line = f"`tool.max-build.targets`: {units} cannot be compiled for `cpu`: set `targets` there"
+    assert told.count(line) == 1
+    assert told.count("`sm_91`") == 1
+    assert "it accepts" not in told
+    told = refused(tmp_path, text.replace(', "sm_91"', ""), hook={"targets": ["cpu"]})
+    assert "`tool.hatch.build.targets.wheel.hooks.max-build.targets`: `tool.max" in told
+
+
+def test_one_finding_of_a_unit_does_not_hide_the_others(tmp_path: Path) -> None:
+    table = """
+    [tool.max-build.kernels.k]
+    source = "k.cu"
+    nmaes = ["k"]
+    targets = ["sm_91"]
+    options = { extra = ["-I/x"] }
+    """
+    told = refused(tmp_path, table)
+    assert "`tool.max-build.kernels.k.nmaes` is unknown: did you mean `names`" in told
+    assert "`tool.max-build.kernels.k.targets`: `sm_91` is an unknown target" in told
+    assert "`tool.max-build.kernels.k.options.extra`" in told
+    told = refused(tmp_path, table.replace("nmaes = [", "names = [1, "))
+    assert "`tool.max-build.kernels.k.names` must be" in told
+    assert "`tool.max-build.kernels.k.targets`: `sm_91` is an unknown target" in told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("/srv/team", "must start with one of `s3://`"),
+        ("/srv/a team", "did you mean `file:///srv/a%20team`?"),
+        ("s3:/team", "must start with one of `s3://`"),
+        ("s3://", "names no host or bucket"),
+        ("https://:443/x", "names no host or bucket"),
+        ("http://[x", "has a host or port that cannot be read"),
+        ("http://a:port", "has a host or port that cannot be read"),
+        ("file://team/x", "an absolute path, no `?` or `#`: `file:///team/x`"),
+        ("file://", "must have three slashes"),
+    ],
+)
+def test_the_form_of_a_remote_is_told_by_its_path(tmp_path: Path, value: str, told: str) -> None:
+    said = refused(tmp_path, f"[tool.max-build.cache]\nremote = '{value}'\n")
+    assert said.startswith("`tool.max-build.cache.remote` ")
+    assert told in said
+    with pytest.raises(ConfigError, match="remote cache URL ") as caught:
+        open_cache(CacheSettings(dir=str(tmp_path / "cache"), remote=value))
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["htps://ci:secret@host/x", "ci:secret@host/x", "//ci:secret@h:x"])
+def test_no_secret_of_a_remote_is_told(tmp_path: Path, url: str) -> None:
+    told = refused(tmp_path, GOOD, environ={"MAX_BUILD_REMOTE": url})
+    assert told.startswith("environment variable `MAX_BUILD_REMOTE` ")
+    assert "secret" not in told
+
+
+@pytest.mark.parametrize("url", ["s3://team/x", "file:///srv/x", "http://[::1]:8080", "az://c/p"])
+def test_remotes_of_every_form_are_taken(tmp_path: Path, url: str) -> None:
+    assert settings(tmp_path, GOOD, {"MAX_BUILD_REMOTE": url}).cache.remote == url
+
+
+def test_the_form_of_keys_and_executors_is_told_by_their_path(tmp_path: Path) -> None:
+    key = "ci:" + "A" * 43 + "="
+    text = f"[tool.max-build.cache]\npublic-keys = ['{key}', 'ci:QUJD']\n"
+    told = refused(tmp_path, "[tool.max-build]\nexecutor = 'ray://head:1'\n" + text)
+    assert "`tool.max-build.executor` must be `local` or `dask://HOST:PORT`, got 'ray:" in told
+    assert "`tool.max-build.cache.public-keys` must have `name:base64` of 32 bytes" in told
+    assert "item 2 is 'ci:QUJD'" in told
+    assert settings(tmp_path, text.replace(", 'ci:QUJD'", "")).cache.public_keys == (key,)
+
+
+def test_a_units_own_targets_give_way_to_the_variable(tmp_path: Path) -> None:
+    found = settings(tmp_path, GOOD, {"MAX_BUILD_TARGETS": "sm_86"})
+    assert [unit.targets for unit in found.units] == [("sm_86",), ("sm_86",)]
+    found = settings(tmp_path, GOOD, {"MAX_BUILD_TARGETS": "cpu"})
+    assert [(unit.name, unit.targets) for unit in found.units] == [("encoder", ("cpu",))]
+    told = refused(tmp_path, GOOD, environ={"MAX_BUILD_TARGETS": "sm_91 cpu"})
+    assert "environment variable `MAX_BUILD_TARGETS`: `sm_91` is an unknown target" in told
+
+
+def test_what_is_hardly_meant_is_told_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "include").mkdir()
+    text = GOOD.replace("[tool.max-build]\n", "[tool.max-build]\npython-path = ['lib']\n")
+    found = settings(tmp_path, text + "include-dirs = ['include', 'inculde']\n")
+    assert oddities(found, {"MAX_BUILD_JBOS": "2", "MAX_BUILD_STALE": "warn"}) == [
+        "environment variable `MAX_BUILD_JBOS` is unknown: did you mean `MAX_BUILD_JOBS`?",
+        f"`tool.max-build.python-path` names `{tmp_path / 'lib'}`, which is no directory",
+        "`tool.max-build.kernels.saxpy.include-dirs` names `inculde`, which is no directory",
+    ]
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "max_build").rglob("*.py"))
+    named = set(re.findall(r"\bMAX_BUILD_[A-Z_]*[A-Z]\b", text))
+    assert strangers(dict.fromkeys(named, "")) == []
+
+
+def test_the_users_file_is_told_by_its_name(tmp_path: Path) -> None:
+    user = tmp_path / "config" / "max-build" / "config.toml"
+    user.parent.mkdir(parents=True)
+    user.write_text("jobs = 'two'\n[cache]\nremot = 's3://x'\n")
+    environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    told = refused(tmp_path, GOOD, environ=environ)
+    assert f"`{user}: jobs` must be a whole number" in told
+    assert f"`{user}: cache.remot` is unknown: did you mean `remote`" in told
+    assert told.startswith(f"settings of `{tmp_path / 'pyproject.toml'}` are wrong:\n")
+    with pytest.raises(ConfigError, match=r"cache\.remot` is unknown"):
+        cache_settings(environ)
 
 
 def test_a_unit_without_targets_is_an_error(tmp_path: Path) -> None:
@@ -251,8 +373,8 @@ def test_variables_are_converted_and_wrong_ones_told_by_name(tmp_path: Path) -> 
     assert "environment variable `MAX_BUILD_JOBS` must be a number, got 'many'" in told
     assert "environment variable `MAX_BUILD_EMBED` must be `1` or `0`, got 'perhaps'" in told
     half = refused(tmp_path, GOOD, environ={"MAX_BUILD_JOBS": "1.5"})
-    assert "MAX_BUILD_JOBS` must be a whole number of at least 0, got float 1.5" in half
-    assert "`environment variable MAX_BUILD_REMOTE_MODE` must be one of" in told
+    assert "`MAX_BUILD_JOBS` must be a whole number of at least 0, got float 1.5" in half
+    assert "environment variable `MAX_BUILD_REMOTE_MODE` must be one of" in told
 
 
 def test_an_empty_variable_counts_as_unset(tmp_path: Path) -> None:

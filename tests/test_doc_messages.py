@@ -108,7 +108,7 @@ def weights(name: str, data: bytes) -> Callable[[Path], object]:
 K = 'source = "k.cu"\n'
 KERNEL = '[tool.max-build]\ntargets = ["cpu"]\n[tool.max-build.kernels.k]\n'
 PROVOKED: dict[str, Callable[[Path], object]] = {
-    "`….…` is unknown": settings("[tool.max-build]\ntarget = []"),
+    "`…` is unknown": settings("[tool.max-build]\ntarget = []"),
     "must be a boolean, …": settings("[tool.max-build]\nembed = 1"),
     "`….entry` is missing: it names the function that builds the graph": settings(
         "[tool.max-build.graphs.g]"
@@ -122,7 +122,9 @@ PROVOKED: dict[str, Callable[[Path], object]] = {
         "[tool.max-build.kernels.k]\n" + K
     ),
     "an unknown target": settings(KERNEL + K + 'targets = ["sm_91"]'),
-    "not a target of this compiler": settings(KERNEL + K),
+    "not a target of this compiler": settings(KERNEL + K + 'targets = ["cpu"]'),
+    "… cannot be compiled for `…`: set `targets` there": settings(KERNEL + K),
+    "must be `local` or `dask://HOST:PORT`, got …": settings('[tool.max-build]\nexecutor = "x"'),
     "must not have `…`: …": settings(KERNEL + K + 'options = { extra = ["-I/usr/include"] }'),
     "must not use `…`, which differs in every compile": settings(
         KERNEL + K + 'options = { defines = { T = "__TIME__" } }'
@@ -137,7 +139,10 @@ PROVOKED: dict[str, Callable[[Path], object]] = {
     "`…` is not PTX: it has no `…` directive": kernel('source = "k.ptx"'),
     "… cache directory `…` is left out: …": cache(MAX_BUILD_SHARED="{folder}/open"),
     "cache directory `…` is not used: …": cache(MAX_BUILD_CACHE_DIR="{folder}/open"),
-    "remote cache URL must start with one of …": cache(MAX_BUILD_REMOTE="ftp://host"),
+    "must start with one of …": cache(MAX_BUILD_REMOTE="ftp://host"),
+    "names no host or bucket, got …": cache(MAX_BUILD_REMOTE="s3:///x"),
+    "must have three slashes, an absolute path, …": cache(MAX_BUILD_REMOTE="file://srv"),
+    "has a host or port that cannot be read": cache(MAX_BUILD_REMOTE="http://host:port"),
     "it runs on … alone, and the device is …": runtime("10.0", "sm_90a"),
     "it runs on the family of …, and the device is …": runtime("12.0", "sm_100f"),
     "it runs on ….x devices, and the device is …": runtime("9.0", "sm_80"),

@@ -41,7 +41,7 @@ NOT_RUN = {
     r"\.venv/bin/hatch build -t wheel": NETWORK,
     r"(python -m )?pip install .*": NETWORK,
     r"sudo .*|echo .*sudo .*|cache/start .*": SERVER,
-    r"MAX_BUILD_REMOTE=\S+ max-build doctor": SERVER,
+    r"MAX_BUILD_REMOTE=\S+ (MAX_BUILD_\S+ )?max-build (doctor|push)": SERVER,
     r"(host[AB]|you)\$ .*": OTHERS,
     r"cd examples/kernels": "the copy that commands are run in",
     r"python -m pytest": "tests/test_example_kernels.py runs it",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import toy_repo as toy
 from max_build.cli import main
-from max_build.explain import first_change, graph_diff, told
+from max_build.explain import explain_miss, first_change, graph_diff, told
 from max_build.key import Components, changes
+from max_build.store import CacheSettings, Miss, open_cache
 
 BASE = {
     "compiler": {"max": "26.6.0+aaaaaaaaaaaaaaaa"},
@@ -116,6 +118,27 @@ def test_a_miss_line_says_what_changed(repo: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
     assert main(["-C", str(repo), "build", "--require-hit"]) == 1
     assert "graph changed: `mo.constant` at op 2" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_cache_is_told_in_a_sentence(
+    repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["-C", str(repo), "build"]) == 0
+    for entry in (tmp_path / "cache" / "ac").glob("*/*"):  # the recipe too: else it finds it first
+        entry.chmod(0o600)
+        entry.write_bytes(b"{}\n{}\n")
+    capsys.readouterr()
+    assert main(["-C", str(repo), "build"]) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"compiled in .*: its entry in the cache was damaged \(.+\)\n", told), told
+
+
+@pytest.mark.parametrize("reason", ["altered", "damaged", "dangling", "fault", "unsigned"])
+def test_every_word_for_a_fault_has_a_sentence(reason: str, tmp_path: Path) -> None:
+    with open_cache(CacheSettings(dir=str(tmp_path / "cache"))) as cache:
+        miss = Miss(reason, "remote cache, key 0123: why")
+        told, _ = explain_miss(cache, "unit", Components(**BASE), None, miss, "")  # type: ignore[arg-type]
+    assert re.fullmatch(r"[\w `-]{10,} \(remote cache, key 0123: why\)", told)
 
 
 def test_check_determinism_tells_compilers_and_derivations_that_vary(

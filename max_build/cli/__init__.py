@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import io
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from max_build.cli import streams
 from max_build.errors import MaxBuildError
 
 __all__ = ["main", "parser"]
@@ -31,21 +30,35 @@ def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="store_true", help="print the version and leave")
-    top.add_argument(
-        "-C",
-        "--project",
-        type=Path,
-        default=Path(),
-        metavar="DIR",
-        help="the model repo (default: this directory)",
-    )
-    top.add_argument("-v", "--verbose", action="store_true", help="show compilers' logs as well")
+    top.set_defaults(project=None, verbose=False)
+    _add_common(top)
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
     named = _named(arguments)
     for name in (named,) if named in COMMANDS else COMMANDS:
         module = name.replace("-", "_")
         importlib.import_module(f"max_build.cli.{module}").register(commands)
+    for one in commands.choices.values():
+        _add_common(one)
     return top
+
+
+def _add_common(one: argparse.ArgumentParser) -> None:
+    """Add what stands before a command or after it; the default is the top's alone."""
+    one.add_argument(
+        "-C",
+        "--project",
+        type=Path,
+        default=argparse.SUPPRESS,
+        metavar="DIR",
+        help="the model repo (default: the one that this directory is in)",
+    )
+    one.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show compilers' logs as well",
+    )
 
 
 def _named(arguments: Sequence[str]) -> str:
@@ -61,9 +74,16 @@ def _named(arguments: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the return value is the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a path or a terminal may not be UTF-8
+    if arguments is None:
+        streams.prepare()
+        arguments = sys.argv[1:]
+    status = 1
+    with streams.outputs() as faults:
+        status = _run(arguments)
+    return faults[0] if faults else status
+
+
+def _run(arguments: Sequence[str]) -> int:
     options = (top := parser(arguments)).parse_args(arguments)
     if options.version:
         from importlib.metadata import version
@@ -73,14 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(options, "run"):
         top.print_help(sys.stderr)
         return 2
+    if options.project is not None and not options.project.is_dir():
+        top.error(f"argument -C/--project: `{options.project}` is not a directory")
     try:
         return int(options.run(options))
     except MaxBuildError as error:
         print(f"max-build: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # the reader has seen enough: leave without a second complaint at interpreter exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("max-build: interrupted", file=sys.stderr)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from max_build.cli.progress import Progress
-from max_build.cli.project import add_selection, opened, print_json, settings_of
+from max_build.cli.project import NO_UNITS, add_jobs, add_selection, opened, print_json, settings_of
 from max_build.outcomes import Mode, Outcome, summary
 from max_build.report.history import build_noted
 
@@ -30,9 +30,7 @@ def register(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_selection(parser)
-    parser.add_argument(
-        "-j", "--jobs", type=int, help="workers at once (default: min(CPUs, memory / 2 GiB))"
-    )
+    add_jobs(parser, "workers at once (default: min(CPUs, memory / 2 GiB))")
     parser.add_argument(
         "--executor",
         metavar="ADDRESS",
@@ -58,8 +56,13 @@ def register(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Build; 1 if any unit is left without an artifact."""
+    """Build; 1 if any unit is left without an artifact. Nothing at all where it is disabled."""
     settings = settings_of(options)
+    if settings.disable:
+        print("max-build: disabled (`disable` or `MAX_BUILD_DISABLE`)", file=sys.stderr)
+        return 0
+    if not settings.units:
+        print(NO_UNITS, file=sys.stderr)
     if options.check_determinism:
         return _check_determinism(settings, as_json=options.json)
     with opened(settings.cache) as cache, Progress(verbose=options.verbose) as progress:
@@ -81,7 +84,8 @@ def run(options: argparse.Namespace) -> int:
                 "seconds_saved": round(saved, 3),
             }
         )
-    print(f"max-build: {summary(result)}", file=sys.stderr)
+    if result.outcomes:
+        print(f"max-build: {summary(result)}", file=sys.stderr)
     return 1 if result.failed else 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from max_build.cli.project import cache_of, print_json
+from max_build.cli.project import cache_of, print_json, project_of
 from max_build.config import load_settings
 from max_build.errors import MaxBuildError
 from max_build.store.doctor import Check
@@ -48,8 +48,8 @@ def _checks(options: argparse.Namespace) -> Iterator[Check]:
 
     with open_cache(cache_of(options)) as cache:
         yield from examine(cache)
-    in_project = (options.project / "pyproject.toml").is_file()
-    units = load_settings(options.project).units if in_project else ()
+    project = project_of(options)
+    units = load_settings(project).units if (project / "pyproject.toml").is_file() else ()
     yield from _compilers({unit.compiler for unit in units})
     yield from _devices()
 

@@ -33,6 +33,7 @@ def register(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Pack; 1 if nothing fits."""
     from max_build.cli.tiers import store_of
+    from max_build.report.units import plural
     from max_build.store.bundle import pack
     from max_build.store.transfer import recipes_for
 
@@ -51,5 +52,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(result)
     else:
-        print(f"{options.output}: {len(keys)} records, {result.blobs} blobs", file=sys.stderr)
+        print(
+            f"{options.output}: {plural(len(keys), 'record')}, {plural(result.blobs, 'blob')}",
+            file=sys.stderr,
+        )
     return 0

@@ -18,10 +18,14 @@ _COLOURS = {"cached": "32", "compiled": "36", "uncached": "33", "missed": "33", 
 
 
 def colours(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether to colour: `NO_COLOR` says no, `FORCE_COLOR` yes, else only a terminal."""
+    """Whether to colour: `NO_COLOR` says no, `FORCE_COLOR` yes, else a terminal that can."""
     if environ.get("NO_COLOR"):
         return False
-    return bool(environ.get("FORCE_COLOR")) or stream.isatty()
+    return bool(environ.get("FORCE_COLOR")) or _is_terminal(stream, environ)
+
+
+def _is_terminal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+    return stream.isatty() and environ.get("TERM") != "dumb"
 
 
 def told(outcome: Outcome) -> str:
@@ -48,7 +52,7 @@ class Progress:
 
     def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = _is_terminal(self._stream, os.environ)
         self._colour = colours(self._stream)
         self._verbose = verbose
         self._running: dict[str, tuple[float, Event]] = {}

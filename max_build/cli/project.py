@@ -5,17 +5,36 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from max_build import config
 from max_build.config import Settings, load_settings
+from max_build.errors import ConfigError
+from max_build.fields import words
+from max_build.layers import project_at
 from max_build.store import Cache, CacheSettings, open_cache
 
-__all__ = ["add_selection", "add_unit", "cache_of", "opened", "print_json", "settings_of"]
+__all__ = [
+    "NO_UNITS",
+    "add_jobs",
+    "add_selection",
+    "add_unit",
+    "cache_of",
+    "opened",
+    "print_json",
+    "project_of",
+    "settings_of",
+]
+
+
+NO_UNITS = "no units are declared in [tool.max-build]"
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -25,24 +44,60 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         "-t",
         "--target",
         dest="targets",
-        action="append",
+        action="extend",
+        type=words,
         metavar="TARGET",
-        help="compile for this target in place of the declared ones; may be repeated",
+        help="compile for this target in place of the declared ones; several by commas",
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+
+
+def add_jobs(parser: argparse.ArgumentParser, meaning: str, default: int | None = None) -> None:
+    """Add how many work at once."""
+    parser.add_argument("-j", "--jobs", type=_count, default=default, metavar="N", help=meaning)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", text):
+        message = f"must be a whole number of at least 0, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return int(text)
 
 
 def add_unit(parser: argparse.ArgumentParser) -> None:
     """Add the one unit that a command is about, and its targets."""
     parser.add_argument("units", nargs=1, metavar="UNIT")
     parser.add_argument(
-        "-t", "--target", dest="targets", action="append", metavar="TARGET", help="only this target"
+        "-t",
+        "--target",
+        dest="targets",
+        action="extend",
+        type=words,
+        metavar="TARGET",
+        help="only this target",
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
 
 
+def project_of(options: argparse.Namespace) -> Path:
+    """The project's directory: what `-C` names, else the one that this directory is in.
+
+    Raises
+    ------
+    ConfigError
+        If this directory was removed.
+    """
+    if options.project is not None:
+        return Path(options.project)
+    try:
+        return project_at(Path.cwd())
+    except FileNotFoundError:
+        message = "this directory was removed"
+        raise ConfigError(message, hint="name the model repo with `-C DIR`") from None
+
+
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The project's settings under the command line's flags.
+    """The project's settings under the command line's flags; what is odd about them is told.
 
     Raises
     ------
@@ -56,8 +111,15 @@ def settings_of(options: argparse.Namespace) -> Settings:
         flags["executor"] = options.executor
     if getattr(options, "require_hit", False):
         flags["require-hit"] = True
-    settings = load_settings(options.project, flags=flags)
-    return settings.narrowed(getattr(options, "units", ()), getattr(options, "targets", None) or ())
+    units, targets = getattr(options, "units", ()), getattr(options, "targets", None) or ()
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "MAX_BUILD_TARGETS" or not targets
+    }
+    settings = load_settings(project_of(options), environ=environ, flags=flags)
+    _warn(config.oddities(settings))
+    return settings.narrowed(tuple(dict.fromkeys(units)), tuple(dict.fromkeys(targets)))
 
 
 def cache_of(options: argparse.Namespace) -> CacheSettings:
@@ -68,7 +130,13 @@ def cache_of(options: argparse.Namespace) -> CacheSettings:
     ConfigError
         If the settings are wrong.
     """
-    return config.cache_of(options.project)
+    _warn(config.strangers())
+    return config.cache_of(project_of(options))
+
+
+def _warn(lines: list[str]) -> None:
+    for line in lines:
+        print(f"warning: {line}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -78,8 +146,7 @@ def opened(settings: CacheSettings) -> Iterator[Cache]:
     try:
         yield cache
     finally:
-        for warning in cache.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+        _warn(cache.warnings)
         cache.close()
 
 

@@ -33,20 +33,23 @@ def register(commands: Any) -> None:
         type=Path,
         default=Path("max-build-report.html"),
         metavar="FILE",
-        help="where to write the page (default: max-build-report.html)",
+        help="where to write the page, `-` for stdout (default: max-build-report.html)",
     )
     form.add_argument("--json", action="store_true", help="print the page's data on stdout instead")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page, and its name on stdout."""
+    """Write the page, and its name on stdout; or the page itself."""
     report = _cache(options) if options.cache else _project(options)
     if options.json:
         print_json(report)
         return 0
     from max_build.report.page import page
 
+    if str(options.output) == "-":
+        print(page(report))
+        return 0
     try:
         options.output.write_text(page(report), encoding="utf-8", errors="replace")
     except OSError as error:

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from max_build.cli.project import project_of
 from max_build.errors import ConfigError
+from max_build.layers import read_toml, table_of
 from max_build.runtime.transparent import environment
 
 __all__ = ["register", "run"]
@@ -28,20 +30,19 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--host",
         metavar="BASELINE",
-        default="",
+        type=_host,
         help="compile host code for this CPU baseline (`x86-64-v3`) and not for this machine's "
         "CPU, so that other machines can use it",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD …")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, misused=parser.error)
 
 
 def run(options: argparse.Namespace) -> int:
     """Become the command; 127 if there is no such command, 126 if it cannot be run."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        message = "`max-build run` needs a command"
-        raise ConfigError(message, hint="for example `max-build run -- python serve.py`")
+        options.misused("`max-build run` needs a command, such as `-- python serve.py`")
     if options.host:
         _check_host(options.host)
     program = shutil.which(command[0])
@@ -49,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
         return _no_program(command[0])
     found = environment(
         os.environ,
-        project=_project(options.project),
-        host=options.host,
+        project=_project(project_of(options)),
+        host=options.host or "",
         verbose=options.verbose,
     )
     sys.stdout.flush()
@@ -76,13 +77,18 @@ def _cannot_run(program: str, why: str) -> int:
     return 126
 
 
-def _check_host(host: str) -> None:
+def _host(text: str) -> str:
     from max_build.compilers.max_graph import HOSTS
+
+    if text not in HOSTS:
+        message = f"must be one of {', '.join(HOSTS)}, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return text
+
+
+def _check_host(host: str) -> None:
     from max_build.runtime.host import missing_features
 
-    if host not in HOSTS:
-        message = f"`--host` must be one of {', '.join(HOSTS)}, got {host!r}"
-        raise ConfigError(message)
     if lacking := missing_features(host):
         message = f"what is compiled for `--host {host}` cannot run here: {lacking}"
         raise ConfigError(message)
@@ -90,14 +96,9 @@ def _check_host(host: str) -> None:
 
 def _project(directory: Path) -> str:
     """The project whose cache settings hold, if the directory has one."""
-    import tomllib
-
     path = directory / "pyproject.toml"
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.is_file():
         return ""
-    except (OSError, ValueError) as error:
-        message = f"`{path}` cannot be read: {error}"
-        raise ConfigError(message) from error
-    return str(directory.resolve()) if "max-build" in document.get("tool", {}) else ""
+    document = read_toml(path)
+    tool = table_of(document, "tool") or {}
+    return str(directory.resolve()) if "max-build" in tool else ""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from max_build.cli.project import print_json
+from max_build.fields import words
 from max_build.record import Record
 from max_build.report.units import plural
 from max_build.store.base import Store
@@ -35,10 +36,11 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "-t",
         "--target",
         dest="targets",
-        action="append",
+        action="extend",
+        type=words,
         default=[],
         metavar="TARGET",
-        help="records for this target; may be repeated",
+        help="records for this target; several by commas",
     )
     parser.add_argument(
         "--lock",
@@ -100,5 +102,5 @@ def report_moved(result: Moved, options: argparse.Namespace, done: str) -> int:
             if others := reasons.pop(reason, 0):
                 more = f" and {plural(others - 1, 'other')}" if others > 1 else ""
                 print(f"{key}{more}: {reason}", file=sys.stderr)
-        print(f"{done} {len(result.moved)} records", file=sys.stderr)
+        print(f"{done} {plural(len(result.moved), 'record')}", file=sys.stderr)
     return 1 if result.failed else 0

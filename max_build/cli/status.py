@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from max_build.cli.build import described
-from max_build.cli.project import add_selection, opened, print_json, settings_of
+from max_build.cli.project import NO_UNITS, add_selection, opened, print_json, settings_of
 from max_build.pipeline import build
 
 __all__ = ["register", "run"]
@@ -41,5 +41,5 @@ def run(options: argparse.Namespace) -> int:
             always = f"; always derive: {one.always}" if one.always else ""
             print(f"{one.unit.name:{width}}  {one.target!s:8}  {would:8}  {why}{always}")
         if not result.outcomes:
-            print("no units are declared in [tool.max-build]", file=sys.stderr)
+            print(NO_UNITS, file=sys.stderr)
     return 1 if any(one.state == "failed" for one in result.outcomes) else 0

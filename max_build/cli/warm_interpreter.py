@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from max_build.cli.project import cache_of, opened, print_json
+from max_build.cli.project import add_jobs, cache_of, opened, print_json
 from max_build.interpreter_cache import fetch, machine, warm
 
 __all__ = ["register", "run"]
@@ -23,7 +23,7 @@ def register(commands: Any) -> None:
         "publish what it leaves and install it. What MAX has cached already stays.",
         allow_abbrev=False,
     )
-    parser.add_argument("-j", "--jobs", type=int, default=0, help="compiles at once")
+    add_jobs(parser, "compiles at once", 0)
     parser.add_argument(
         "--require-hit", action="store_true", help="only fetch: exit 1 if no tier has it"
     )

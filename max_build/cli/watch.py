@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from max_build.cli.project import add_selection, settings_of
+from max_build.cli.project import add_jobs, add_selection, settings_of
 from max_build.config import Settings
 from max_build.errors import ToolchainError
 from max_build.recipes.inotify import Overflow
@@ -27,7 +27,7 @@ def register(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_selection(parser)
-    parser.add_argument("-j", "--jobs", type=int, help="workers at once")
+    add_jobs(parser, "workers at once")
     parser.set_defaults(run=run)
 
 

@@ -21,7 +21,7 @@ from max_build.store import actionresult
 from max_build.store.base import ENTRY_LIMIT, PIECE, Item, Kind, Sink, Store
 from max_build.store.compress import Inflater, deflate
 from max_build.store.connection import CLIENT_CERTIFICATE, Connection, authorization, fault
-from max_build.store.settings import CacheSettings, without_secrets
+from max_build.store.settings import CacheSettings, remote_fault
 
 __all__ = ["HttpStore"]
 
@@ -68,8 +68,8 @@ class HttpStore(Store):
     ) -> None:
         settings = settings or CacheSettings()
         parts = urlsplit(url)
-        if not parts.hostname:
-            message = f"remote cache URL {without_secrets(url)!r} names no host"
+        if fault := remote_fault(url):
+            message = f"remote cache URL {fault}"
             raise ConfigError(message)
         self.writable = writable
         host = parts.netloc.rpartition("@")[2]

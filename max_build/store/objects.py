@@ -94,7 +94,7 @@ class ObjectStore(Store):
         try:
             self._store: Any = from_url(url, client_options=client, retry_config=retries, **options)
         except (exceptions.BaseError, ValueError, TypeError) as error:
-            message = f"remote cache cannot be opened: {_plain(error)}"
+            message = f"it cannot be opened: {_plain(error)}"
             raise ConfigError(message) from error
 
     # --- entries

@@ -18,7 +18,7 @@ from max_build.store.index import Memo
 from max_build.store.journal import Journal
 from max_build.store.lanes import GivenUp, Lanes
 from max_build.store.local import Local
-from max_build.store.settings import CacheSettings, Trust, without_secrets
+from max_build.store.settings import CacheSettings, Trust, remote_fault
 from max_build.store.tiers import Tier
 from max_build.store.trust import Signer, Verifier, read_signer
 
@@ -26,7 +26,6 @@ __all__ = ["default_root", "open_cache"]
 
 _EXAMPLES = "e.g. `s3://team/max-build` or `https://cache.team`"
 _TEAMS = stat.S_ISGID | stat.S_IWGRP
-_SCHEMES = {"s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "http", "https", "file"}
 
 
 def open_cache(settings: CacheSettings) -> Cache:
@@ -83,26 +82,15 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
     """The store behind `settings.remote`; its library is imported here and nowhere nearer."""
     url = settings.remote
     writable = settings.remote_mode == "read-write"
-    scheme = url.partition("://")[0] if "://" in url else ""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:  # its text may hold what is secret in the URL
-        message = "host or port of the remote cache's URL cannot be read"
-        raise ConfigError(message, hint=_EXAMPLES) from None
+    if fault := remote_fault(url):
+        message = f"remote cache URL {fault}"
+        raise ConfigError(message, hint=_EXAMPLES)
+    scheme = url.partition("://")[0]
     if scheme == "file":
-        path = unquote(parts.path)
-        if parts.netloc not in {"", "localhost"} or not path or parts.query or parts.fragment:
-            message = f"remote cache URL {without_secrets(url)!r} is not that of a directory"
-            host = parts.netloc.rpartition("@")[2]
-            hint = f"three slashes, an absolute path, no `?` or `#`: `file:///{host}{parts.path}`"
-            raise ConfigError(message, hint=hint)
+        path = unquote(urlsplit(url).path)
         return _team_directory(
             path, "remote", settings, settings.remote_trust, journal, writable=writable
         )
-    if scheme not in _SCHEMES:
-        message = f"remote cache URL must start with one of {', '.join(sorted(_SCHEMES))}"
-        raise ConfigError(message, hint=_EXAMPLES)
     try:
         if scheme in {"http", "https"}:
             from max_build.store.http import HttpStore
@@ -117,7 +105,9 @@ def _remote(settings: CacheSettings, journal: Journal) -> Store | None:
             f"remote cache is left out: `{error.name}` is not installed "
             f"(`pip install 'max-build[{extra}]'`)"
         )
-        return None
+    except ConfigError as error:  # its credentials, and not its form
+        journal.warn(f"remote cache is left out: {error.message}")
+    return None
 
 
 def _team_directory(

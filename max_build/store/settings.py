@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Literal
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
-__all__ = ["Access", "CacheSettings", "Trust", "without_secrets"]
+__all__ = ["Access", "CacheSettings", "Trust", "remote_fault", "without_secrets"]
 
 Access = Literal["read", "read-write"]
 Trust = Literal["require", "warn", "off"]
+
+_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "https", "http", "file")
 
 
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +73,32 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True):
     budget: float = 3.0
     lease: float = 30.0
     wait: float = 1800.0
+
+
+def remote_fault(url: str) -> str:
+    """What is wrong with the form of a remote's URL, to come after its name; empty if nothing is.
+
+    What may be secret in it is left out.
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # its text may hold what is secret in the URL
+        return "has a host or port that cannot be read, unlike `https://cache.team:8443`"
+    host, shown = parts.netloc.rpartition("@")[2], without_secrets(url)
+    scheme = url.partition("://")[0] if "://" in url else ""
+    if scheme not in _SCHEMES:
+        allowed = ", ".join(f"`{one}://`" for one in _SCHEMES)
+        path = os.path.expanduser(url)
+        meant = f"; did you mean `file://{quote(path)}`?" if os.path.isabs(path) else ""
+        got = "" if "@" in shown else f", got {shown!r}"
+        return f"must start with one of {allowed}{got}{meant}"
+    if scheme == "file":
+        if host in ("", "localhost") and parts.path and not (parts.query or parts.fragment):
+            return ""
+        meant = f"file:///{(host + parts.path).lstrip('/')}"
+        return f"must have three slashes, an absolute path, no `?` or `#`: `{meant}`"
+    return "" if parts.hostname else f"names no host or bucket, got {shown!r}"
 
 
 def without_secrets(url: str) -> str:

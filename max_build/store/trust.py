@@ -15,9 +15,20 @@ from max_build.store.entry import Sealed, signed_text
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Signer", "Verifier", "new_key", "read_signer"]
+__all__ = ["FORM", "Signer", "Verifier", "new_key", "public_key", "read_signer"]
 
 _NEEDS = "`pip install max-build[trust]` brings the `cryptography` package"
+
+
+FORM = "`name:base64` of 32 bytes"
+"""What a public key looks like, for messages."""
+
+
+def public_key(text: str) -> tuple[str, bytes]:
+    """The name and the raw key in `name:base64`; no bytes where it is not of that form."""
+    name, _, encoded = text.partition(":")
+    raw = _unbase64(encoded)
+    return name, raw if name and len(raw) == 32 else b""
 
 
 class Verifier:
@@ -38,12 +49,9 @@ class Verifier:
         self._keys: dict[str, bytes] = {}
         wrong = []
         for position, text in enumerate(public_keys, 1):
-            name, colon, encoded = text.partition(":")
-            raw = _unbase64(encoded)
-            if not name or not colon or len(raw) != 32:
-                wrong.append(
-                    f"public key {position} must be `name:base64` of 32 bytes, got {text!r}"
-                )
+            name, raw = public_key(text)
+            if not raw:
+                wrong.append(f"public key {position} must be {FORM}, got {text!r}")
             self._keys[name] = raw
         if wrong:
             raise ConfigError("\n".join(wrong), hint="`max-build key new` prints the line to use")

@@ -10,7 +10,7 @@ import pytest
 from max_build.cli.progress import Progress, colours, told
 from max_build.config import Unit
 from max_build.errors import CompileError
-from max_build.outcomes import Event, Outcome
+from max_build.outcomes import Build, Event, Outcome, summary
 from max_build.target import Target
 
 UNIT = Unit(name="encoder", kind="graph", compiler="max", targets=("cpu",), host="", declared={})
@@ -62,6 +62,12 @@ def test_colour_follows_the_conventions() -> None:
     assert not colours(stream, {})
     assert colours(stream, {"FORCE_COLOR": "1"})
     assert not colours(stream, {"FORCE_COLOR": "1", "NO_COLOR": "1"})
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        assert colours(terminal, {"TERM": "xterm"})
+        assert not colours(terminal, {"TERM": "dumb"})
+        assert colours(terminal, {"TERM": "dumb", "FORCE_COLOR": "1"})
+    os.close(ours)
 
 
 def test_every_state_is_told_in_one_line() -> None:
@@ -72,6 +78,19 @@ def test_every_state_is_told_in_one_line() -> None:
     assert told(cached) == "`encoder` × `cpu` cached (local) in 4 ms"
     held = Outcome(UNIT, Target("cpu"), "uncached", reason="a computed include", seconds=1.0)
     assert told(held) == "`encoder` × `cpu` compiled in 1.0 s, not kept: a computed include"
+
+
+def test_a_summary_counts_artifacts_where_units_have_different_targets() -> None:
+    def outcome(name: str, target: str) -> Outcome:
+        unit = Unit(
+            name=name, kind="graph", compiler="max", targets=(target,), host="", declared={}
+        )
+        return Outcome(unit, Target(target), "cached")
+
+    same = Build((outcome("a", "cpu"), outcome("b", "cpu")), 2.0)
+    assert summary(same) == "2 units × 1 target: 2 cached in 2.0 s"
+    other = Build((outcome("a", "cpu"), outcome("b", "sm_80")), 2.0)
+    assert summary(other) == "2 artifacts of 2 units: 2 cached in 2.0 s"
 
 
 def test_a_failed_compilers_log_is_shown() -> None:

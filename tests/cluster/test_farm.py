@@ -333,7 +333,7 @@ def test_a_cache_to_share_is_needed(tmp_path: Path, team: Path, cache: str, said
 )
 def test_an_address_of_another_kind_is_an_error(tmp_path: Path, team: Path, address: str) -> None:
     root = kernels(tmp_path / "repo", team, {"k": SAXPY})
-    with pytest.raises(ConfigError, match="`executor` must be `local` or `dask://HOST:PORT`"):
+    with pytest.raises(ConfigError, match="executor` must be `local` or `dask://HOST:PORT`"):
         built(settings_of(root, address))
 
 

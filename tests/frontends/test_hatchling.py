@@ -105,6 +105,12 @@ def test_embed_false_ships_the_manifest_alone(project: Path, toy_cache: Path) ->
     assert manifest(wheel)["embedded"] is False
 
 
+def test_a_variable_that_is_none_of_ours_is_warned_of(project: Path, toy_cache: Path) -> None:
+    done = hatchling(project, "-t", "wheel", MAX_BUILD_JBOS="2")
+    assert done.returncode == 0, done.stderr
+    assert "environment variable `MAX_BUILD_JBOS` is unknown: did you mean" in done.stderr
+
+
 def test_disabled_it_does_nothing_at_all(project: Path) -> None:
     write_project(project, graph="raise SystemExit")
     done = hatchling(project, "-t", "wheel", MAX_BUILD_DISABLE="1")
