@@ -604,10 +604,10 @@ def test_folders_take_the_group_of_a_root_that_does_not_hand_it_down(open_to_all
     "url", ["file://relative", "file://tmp/team", "file://", "file:///srv/a?b", "file:///srv/a#b"]
 )
 def test_a_file_url_names_an_absolute_path(tmp_path, url):
-    with pytest.raises(ConfigError, match="is not that of a directory") as caught:
+    with pytest.raises(ConfigError, match="must have three slashes") as caught:
         open_cache(CacheSettings(dir=str(tmp_path / "c"), remote=url))
     if url == "file://tmp/team":
-        assert "file:///tmp/team" in caught.value.hint
+        assert "`file:///tmp/team`" in caught.value.message
     assert not (tmp_path / "c" / "relative").exists()
 
 
