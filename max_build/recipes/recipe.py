@@ -241,8 +241,8 @@ def broken(recipe: Recipe, now: Surroundings) -> str:
 def _broken(recipe: Recipe, now: Surroundings) -> str:
     if recipe.python != now.python:
         return f"Python: {recipe.python} → {now.python}"
-    if recipe.root not in ("", digest_of_value(now.root)) or (
-        recipe.folder not in ("", digest_of_value(os.path.basename(now.root)))
+    if (recipe.root and recipe.root != digest_of_value(now.root)) or (
+        recipe.folder and recipe.folder != digest_of_value(os.path.basename(now.root))
     ):
         return "the project lies in another directory, whose name showed in what was derived"
     for path, kind in recipe.looked.items():

@@ -231,8 +231,15 @@ def _wrap_machine(tracer: Tracer) -> None:
     for module, names in _MACHINE.items():
         for name in names.split():
             if hasattr(module, name):
-                what = f"asks for `{module.__name__}.{name}`"
-                _noted(tracer, module, name, what, tracer.question, but=platform.__file__)
+                what = f"{module.__name__}.{name}"
+                _noted(
+                    tracer,
+                    module,
+                    name,
+                    f"asks for `{what}`",
+                    tracer.question,
+                    but=platform.__file__,
+                )
 
 
 def _wrap_threads(tracer: Tracer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import subprocess
@@ -367,7 +368,7 @@ def test_whether_a_file_may_be_written(derive: Deriver, root: Path) -> None:
         "import email.utils\nX = email.utils.formatdate()",
         "import uuid\nX = uuid.uuid1()",
         "import os\nX = os.times()",
-        "import asyncio\nX = asyncio.new_event_loop().time()",
+        f"import {asyncio.__name__}\nX = asyncio.new_event_loop().time()",
         "import io, zipfile\nX = zipfile.ZipFile(io.BytesIO(), 'w').writestr('a', b'')",
         "import timeit\nX = timeit.default_timer()",
     ],
