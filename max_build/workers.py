@@ -46,10 +46,12 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
     """The environment of a worker: that of the build, with what may shape a graph made canonical.
 
     A set's order, a number's or a date's format and the text encoding are then the same on every
-    machine, so that a graph built from them is too.
+    machine, so that a graph built from them is too. A build that ignores Python's variables
+    (`python -I`, `-E`) hides them from its workers, which cannot ignore the hash seed.
     """
+    hidden = "PYTHON" if sys.flags.ignore_environment else "\0"
     return {
-        **base,
+        **{name: value for name, value in base.items() if not name.startswith(hidden)},
         "LANG": "C.UTF-8",
         "LC_ALL": "C.UTF-8",
         "PYTHONHASHSEED": "0",
@@ -58,6 +60,11 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
         "TZ": "UTC",
     }
+
+
+def _flags() -> list[str]:
+    """What makes a worker import from where the build does: lookups go by the build's path."""
+    return [*["-s"] * sys.flags.no_user_site, *["-S"] * sys.flags.no_site]
 
 
 class Worker:
@@ -75,7 +82,7 @@ class Worker:
         self._answers, theirs = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "max_build.worker", str(theirs)],
+                [sys.executable, *_flags(), "-m", "max_build.worker", str(theirs)],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,

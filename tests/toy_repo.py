@@ -6,6 +6,7 @@ A unit's `entry` is called with the target and returns text, which is the IR and
 from __future__ import annotations
 
 import base64
+import gc
 import hashlib
 import importlib
 import os
@@ -174,6 +175,7 @@ def derive(root: Path, target: str = "cpu") -> Derived:
     pid = os.fork()
     if not pid:
         try:
+            gc.callbacks.clear()  # hypothesis times them
             canonical = environment(os.environ)
             os.environ.clear()
             os.environ.update(canonical)

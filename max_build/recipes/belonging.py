@@ -70,11 +70,21 @@ class Belonging:
         return sorted(found, key=lambda one: -len(one[0]))
 
     def in_site(self, place: str) -> bool:
-        """Whether a place is an installer's: also in an environment inside the project's tree."""
+        """Whether a place is an installer's: also in an environment inside the project's tree.
+
+        There, only what Python imports from: a folder of that name may be the project's own.
+        """
         around = (one for one in self.own if below(place, one))
         base = max(around, key=len, default="")
         parts = place[len(base) :].split(os.sep)
-        return "site-packages" in parts or "dist-packages" in parts
+        for number, part in enumerate(parts, 1):
+            if part in ("site-packages", "dist-packages"):
+                return not base or base + os.sep.join(parts[:number]) in self._searched
+        return False
+
+    @functools.cached_property
+    def _searched(self) -> set[str]:
+        return {at(one) for one in sys.path if one for at in (os.path.abspath, os.path.realpath)}
 
     def of_python(self, place: str) -> bool:
         """Whether a place is the interpreter's own library's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from types import FrameType
 
 __all__ = [
@@ -13,12 +14,18 @@ __all__ = [
     "asked_by",
     "asks_whether",
     "callers",
+    "importer",
     "is_library",
     "of_python",
+    "start_with",
+    "waits",
 ]
 
 Stack = tuple[str, ...]
-"""Files of the code that is running, the innermost first; not the interpreter's, not ours."""
+"""Files of the code that is running, the innermost first; not the interpreter's, not ours.
+
+`*` is whoever it was that gave a thread its work, where its frames do not tell.
+"""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 OURS = os.path.dirname(_HERE) + os.sep
@@ -31,11 +38,29 @@ _RECORDER = os.path.join(_HERE, "recorder.py")
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 # Inside them time and chance decide names and log lines, not what is computed.
 _UNTOLD = tuple(_LIBRARY + name for name in ("tempfile.py", "logging" + os.sep))
+# Inside them clocks and the number of CPUs decide who waits for how long, and how many work.
+_WAITING = tuple(
+    _LIBRARY + name
+    for name in (
+        "asyncio" + os.sep,
+        "concurrent" + os.sep,
+        "logging" + os.sep,
+        "multiprocessing" + os.sep,
+        "queue.py",
+        "selectors.py",
+        "socket.py",
+        "subprocess.py",
+        "tempfile.py",
+        "threading.py",
+    )
+)
+_started = threading.local()
 # The library's own questions about what is somewhere, to which a file's size is no part of the
 # answer.
 _WHETHER = frozenset(
     "exists lexists isfile isdir islink ismount is_file is_dir is_symlink is_mount is_fifo "
-    "is_socket is_block_device is_char_device realpath _joinrealpath resolve".split()
+    "is_socket is_block_device is_char_device realpath _joinrealpath resolve "
+    "updatecache checkcache".split()  # of `linecache`
 )
 
 
@@ -57,20 +82,53 @@ def asks_whether(frame: FrameType | None) -> bool:
     return frame is not None and frame.f_code.co_name in _WHETHER and is_library(frame)
 
 
+def waits(frame: FrameType) -> bool:
+    """Whether a frame is the library's, and asks for the time or for CPUs for itself alone."""
+    if frame.f_code.co_name == "time" and frame.f_back is not None and is_library(frame):
+        frame = frame.f_back  # `loop.time`
+    file, name = frame.f_code.co_filename, frame.f_code.co_name
+    return file.startswith(_WAITING) and name not in ("run", "_run")  # those call what was given
+
+
+def start_with(stack: Stack) -> None:
+    """Say on whose behalf this thread was started."""
+    _started.stack = stack
+
+
 def callers() -> Stack:
-    """Who is asking: empty where only the interpreter's library is, or time is of no account."""
+    """Who is asking: empty where only the interpreter's library is, or time is of no account.
+
+    In a thread, whoever started it too. A pool's thread works for others as well, and tells them
+    by no frame where it was given a function of the interpreter's: then anybody may be asking.
+    """
     found: dict[str, None] = {}
+    ours = False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if file == _RECORDER:
-            break  # what called us is not what is derived
-        if not file.startswith("<") and not file.startswith(OURS) and not of_python(file):
-            found[file] = None
+            return tuple(found)  # what called us is not what is derived
+        if file.startswith(OURS):
+            ours = ours or not file.startswith(_HERE)
+        elif not file.startswith("<") and not of_python(file):
+            found[os.path.abspath(file)] = None
         elif not found and file.startswith(_UNTOLD):
             return ()
         frame = frame.f_back
-    return tuple(found)
+    base = getattr(_started, "stack", ())
+    if not found and not ours:
+        return ("*", *base)
+    return tuple(dict.fromkeys((*found, *base)))
+
+
+def importer(frame: FrameType | None) -> str:
+    """The file on whose behalf the library, or code without a file, imports; `*` if none tells."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith("<") and not file.startswith(OURS) and not of_python(file):
+            return os.path.abspath(file)
+        frame = frame.f_back
+    return "*"
 
 
 def asked_by(part: str, frame: FrameType | None) -> bool:

@@ -29,11 +29,12 @@ class Overflow(Exception):  # noqa: N818 - said of the queue
     """Events were lost, or there is more to watch than can be."""
 
 
-def directories(root: str) -> Iterator[str]:
+def directories(root: str, *, all: bool = False) -> Iterator[str]:  # noqa: A002
     """`root` and the directories below it.
 
-    Left out are hidden ones, those of caches and packages (`__pycache__`, `node_modules`) and
-    virtual environments. Links are not followed.
+    Left out are those of caches (with a CACHEDIR.TAG), packages (`__pycache__`, `node_modules`),
+    version control and virtual environments; without `all`, also hidden ones and `site-packages`.
+    Links are not followed.
     """
     todo = [root]
     while todo:
@@ -42,16 +43,21 @@ def directories(root: str) -> Iterator[str]:
         try:
             with os.scandir(directory) as entries:
                 todo += [
-                    one.path for one in entries if one.is_dir(follow_symlinks=False) and _own(one)
+                    one.path
+                    for one in entries
+                    if one.is_dir(follow_symlinks=False) and _own(one, all)
                 ]
         except OSError:
             continue
 
 
-def _own(entry: os.DirEntry[str]) -> bool:
-    if entry.name.startswith(".") or entry.name in {"__pycache__", "node_modules", "site-packages"}:
+def _own(entry: os.DirEntry[str], all: bool) -> bool:  # noqa: A002
+    if entry.name in {"__pycache__", "node_modules", ".git", ".hg", ".svn"}:
         return False
-    return not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+    if not all and (entry.name.startswith(".") or entry.name == "site-packages"):
+        return False
+    marks = ("pyvenv.cfg", "conda-meta", "CACHEDIR.TAG")
+    return not any(os.path.exists(os.path.join(entry.path, one)) for one in marks)
 
 
 class Watch:
@@ -60,7 +66,7 @@ class Watch:
     Parameters
     ----------
     roots
-        Directories, each with all below it, as `directories` lists them.
+        Directories, each with all below it, as `directories` lists them; for `OPENED`, all.
     mask
         `OPENED`, `CHANGED` or both. New directories are watched too when `CHANGED` is.
 
@@ -131,7 +137,7 @@ class Watch:
                     found.update(self._files_below(path))
 
     def _add(self, root: str) -> None:
-        for directory in directories(root):
+        for directory in directories(root, all=bool(self._mask & OPENED)):
             if len(self._places) >= LIMIT:
                 message = f"there are more than {LIMIT} directories"
                 raise Overflow(message)

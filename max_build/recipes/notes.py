@@ -25,6 +25,8 @@ class Notes:
         self.files: dict[str, str] = {}
         self.opened: defaultdict[str, set[Stack]] = defaultdict(set)
         self.written: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.made: set[str] = set()
+        """What was not there before: nothing of it, or in it, is anybody else's."""
         self.looked: defaultdict[str, set[Stack]] = defaultdict(set)
         self.entered: defaultdict[str, set[Stack]] = defaultdict(set)
         """Directory that was opened: what is done from there has no place to be noted."""
@@ -35,6 +37,8 @@ class Notes:
         """Place → where it pointed when it was first asked about as a link; see `link_of`."""
         self.sizes: dict[str, int] = {}
         """File → its size when that was first asked for; -1 for what is no file."""
+        self.modes: set[str] = set()
+        """Place whose permissions were asked for: see `surroundings.kind_of`."""
         self.mapped: dict[str, bool] = {}
         """File that came into memory, by its real path → whether as code."""
         self.listings: dict[str, str] = {}
@@ -48,6 +52,8 @@ class Notes:
         self.imports: defaultdict[str, set[tuple[str, tuple[str, ...]]]] = defaultdict(set)
         """File → what its import statements name: a module, and names from it."""
         self.variables: defaultdict[str, set[Stack]] = defaultdict(set)
+        self.settings: defaultdict[tuple[str, str], set[Stack]] = defaultdict(set)
+        """Variable and what it was set to."""
         self.enumerated: set[Stack] = set()
         self.deeds: defaultdict[str, set[Stack]] = defaultdict(set)
         """What no recipe can promise, in words → who did it directly."""

@@ -21,6 +21,8 @@ def absolute(path: Any, directory: int | None = None) -> str | None:
     except OSError:
         return None
     place = os.path.join(base, os.fsdecode(path))
+    if os.path.basename(place) == os.pardir:
+        return os.path.realpath(place)
     if os.pardir in place.split(os.sep):
         return os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
     return os.path.normpath(place)

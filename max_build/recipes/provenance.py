@@ -7,41 +7,32 @@ is the compiler's, whose adapter says what it takes from the machine (`Direct.am
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections import UserDict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from max_build import distributions
 from max_build.compilers import Derivation, Direct, Job
-from max_build.key import Components, key_of
+from max_build.errors import MaxBuildError
+from max_build.key import Components, canonical, key_of
 from max_build.recipes import inotify
 from max_build.recipes.belonging import Belonging, UnsuitableError, refuse
 from max_build.recipes.callers import OURS, Stack
 from max_build.recipes.owners import Owners, brings
-from max_build.recipes.places import below, within
-from max_build.recipes.recipe import Distribution, Recipe, broken
-from max_build.recipes.surroundings import Here, listing_of
+from max_build.recipes.places import within
+from max_build.recipes.recipe import Distribution, Recipe, broken, digest_of_value
+from max_build.recipes.surroundings import Here, link_of, listing_of
 from max_build.recipes.tracing import Tracer
 
 __all__ = ["recipe_of"]
 
-# Read by Python, which is traced, by a compiler, whose adapter tells, or not at all.
-_SOURCES = (
-    ".py",
-    ".pyi",
-    ".pyc",
-    ".mojo",
-    ".cu",
-    ".cuh",
-    ".h",
-    ".hpp",
-    ".ptx",
-    ".toml",
-    ".md",
-)
+# Opened by the workers of other units, and by whatever builds the project.
+_SOURCES = (".py", ".pyi", ".pyc", "/pyproject.toml")
 # Not PYTHONPATH, which every build frontend sets: what its directories could give is looked at.
 _ALWAYS = ("PYTHONOPTIMIZE",)
 _SYSTEM = ("/lib/", "/lib64/", "/usr/lib/", "/usr/lib64/", "/usr/share/locale/")
@@ -65,8 +56,9 @@ class _Maker:
     def __init__(self, tracer: Tracer, job: Job, adapter: Direct) -> None:
         self._tracer = tracer
         self._notes = tracer.notes
-        self._scratch = str(job.scratch)
-        self._places = Belonging(str(job.root), job.python_path, self._scratch)
+        self._root = str(job.root)
+        self._places = Belonging(self._root, job.python_path, str(job.scratch))
+        self._ambient = adapter.ambient
         self._owners = Owners(adapter.distributions)
         self._adapter = getattr(sys.modules[type(adapter).__module__], "__file__", None) or ""
         self._reached: dict[str, str] = {}
@@ -79,6 +71,7 @@ class _Maker:
         if notes.changed:
             place = min(notes.changed)
             refuse(f"`{self._places.inside(place) or place}` changed while it was derived")
+        self._refuse_settings()
         self._refuse_strangers()
         self._refuse_mapped()
         files = self._files()
@@ -89,16 +82,18 @@ class _Maker:
         }
         for tree in derivation.reads:
             self._add_tree(tree, files, listings)
-        self._add_native(files)
-        looked = {
-            inside: kind
-            for place, kind in notes.kinds.items()
-            if (inside := self._places.inside(place)) is not None and inside not in (".", *files)
-        }
         links = {
             inside: target
             for place, target in notes.links.items()
             if (inside := self._places.inside(place)) is not None and inside != "."
+        }
+        self._add_native(files, links)
+        looked = {
+            inside: kind
+            for place, kind in notes.kinds.items()
+            if (inside := self._places.inside(place)) is not None
+            and inside != "."
+            and (inside not in files or place in notes.modes)
         }
         sizes = {
             inside: size
@@ -107,6 +102,7 @@ class _Maker:
             and (inside := self._places.inside(place)) is not None
             and inside not in files
         }
+        name = os.path.basename(self._root)
         return Recipe(
             key=key_of(components),
             components=components,
@@ -121,7 +117,13 @@ class _Maker:
             lacking=tuple(sorted(self._lacking())),
             variables={name: here.variable(name) for name in sorted(self._variables())},
             distributions=self._distributions(components),
+            root=digest_of_value(self._root) if self._shows_root(derivation) else "",
+            folder=digest_of_value(name) if _shows(name, derivation.ir) else "",
         )
+
+    def _shows_root(self, derivation: Derivation) -> bool:
+        root = os.fsencode(self._root)
+        return root in (derivation.ir or b"") or root in canonical(derivation.components)
 
     # --- who counts
 
@@ -132,7 +134,7 @@ class _Maker:
         """
         notes = self._notes
         self._imported: set[str] = set()
-        todo = [file for file in notes.imports if self._places.inside(file)]
+        todo = [file for file in notes.imports if file == "*" or self._places.inside(file)]
         done: set[str] = set()
         while todo:
             file = todo.pop()
@@ -177,7 +179,8 @@ class _Maker:
 
     def _involved(self, stacks: Iterable[Stack]) -> str:
         """A file that counts, among all that asked; empty where none does."""
-        return next((file for stack in stacks for file in stack if self._counts(file)), "")
+        found = [file for stack in stacks for file in stack if self._counts(file)]
+        return next((file for file in found if file != "*"), found[0] if found else "")
 
     def _directly(self, stacks: Iterable[Stack]) -> str:
         """The same, less what the compiler did on its own when it was called."""
@@ -198,7 +201,7 @@ class _Maker:
             if file := self._directly(stacks):
                 refuse(f"{self._told(file)} {what}")
         for what, stacks in notes.questions.items():
-            if file := next((one[0] for one in stacks if one and self._places.inside(one[0])), ""):
+            if file := next((one[0] for one in stacks if one and self._is_project(one[0])), ""):
                 refuse(f"{self._told(file)} {what}")
         for what, stacks in notes.talks.items():
             if file := self._involved(stacks):
@@ -209,7 +212,7 @@ class _Maker:
             if (file := self._directly(stacks)) and not self._places.is_scrap(place):
                 refuse(f"{self._told(file)} changes `{self._places.inside(place) or place}`")
         for place, stacks in notes.entered.items():
-            if (file := self._directly(stacks)) and not self._places.is_scrap(place):
+            if place != os.devnull and (file := self._directly(stacks)):
                 refuse(f"{self._told(file)} opens a directory by its descriptor")
         if self._tracer.blind:
             refuse(self._tracer.blind)
@@ -217,13 +220,53 @@ class _Maker:
             if module in sys.modules:
                 refuse("starts processes by `multiprocessing`")
 
-    def _is_made(self, place: str) -> bool:
-        """Whether a temporary file came about here: alone, or in a directory that did."""
-        if below(place, self._scratch):
+    def _is_project(self, file: str) -> bool:
+        return file == "*" or self._places.inside(file) is not None
+
+    def _refuse_settings(self) -> None:
+        """Refuse what the code told the compiler to find elsewhere: nobody saw what is there."""
+        before = self._tracer.environ
+        for (name, value), stacks in sorted(self._notes.settings.items()):
+            if value == before.get(name) or not (file := self._directly(stacks)):
+                continue
+            if any(map(self._is_elsewhere, _paths(value))) and self._is_known(name, value):
+                refuse(f"{self._told(file)} sets `{name}` to a place outside the project")
+
+    def _is_known(self, name: str, value: str) -> bool:
+        """Whether a variable is of account to the compiler, by its adapter."""
+        before = self._tracer.environ
+        now = _Asked({**before, name: value})
+        try:
+            return self._ambient(before) != self._ambient(now) or name in now.asked
+        except MaxBuildError:
             return True
-        return self._places.is_scrap(place) and any(
-            within(place, one) for one in self._notes.written
+
+    def _is_elsewhere(self, text: str) -> bool:
+        place = os.path.normpath(os.path.join(self._root, text))
+        return not (
+            place == os.devnull
+            or self._places.inside(place)
+            or self._is_made(place)
+            or self._decides(place)
         )
+
+    def _is_made(self, place: str) -> bool:
+        """Whether a place came about here: alone, or with a directory that it lies in."""
+        return any(
+            within(place, one) or within(place, os.path.realpath(one)) for one in self._notes.made
+        )
+
+    def _decides(self, place: str) -> str | None:
+        """The distribution that alone decides what is at a place: it has it, or the package."""
+        source = _source(place)
+        if os.path.isfile(source):
+            return self._owners.of(source)
+        while self._places.in_site(place):
+            for name in ("__init__.py", "METADATA"):
+                if os.path.isfile(file := os.path.join(place, name)):
+                    return self._owners.of(file)
+            place = os.path.dirname(place)
+        return None
 
     def _refuse_strangers(self) -> None:
         """Refuse files that belong neither to the project nor to anything that has a version."""
@@ -231,10 +274,8 @@ class _Maker:
         for place, stacks in notes.opened.items():
             if self._places.inside(place) or self._places.of_python(place) or place == os.devnull:
                 continue
-            if place in notes.written and self._places.is_scrap(place):
-                continue
             file = self._involved(stacks)
-            if not file or (self._is_made(place) and not self._directly(stacks)):
+            if not file:
                 continue
             owner = self._owners.of(_source(place))
             if owner is None:
@@ -243,19 +284,23 @@ class _Maker:
                     "to an installed distribution"
                 )
             self._reached.setdefault(owner, "")
-        for place, stacks in (*notes.listed.items(), *notes.looked.items()):
-            if (
-                self._places.inside(place)
-                or self._places.of_python(place)
-                or self._places.is_scrap(place)
-            ):
+        around = {place for place in notes.looked if self._is_around(place)}
+        for place, stacks in (
+            *notes.listed.items(),
+            *((one, stacks) for one, stacks in notes.looked.items() if one not in around),
+        ):
+            if self._places.inside(place) or self._places.of_python(place) or place == os.devnull:
                 continue
-            if any(within(one, place) for one in self._places.own):
+            if not (file := self._directly(stacks)):
                 continue
-            if self._owners.of(_source(place)) or self._places.in_site(place):
-                continue
-            if file := self._directly(stacks):
+            owner = self._decides(place)
+            if owner is None:
                 refuse(f"{self._told(file)} looks at `{place}`, outside the project")
+            self._reached.setdefault(owner, "")
+
+    def _is_around(self, place: str) -> bool:
+        """Whether the project lies in a directory, which is then there wherever the project is."""
+        return any(within(one, place) for one in self._places.own)
 
     def _refuse_mapped(self) -> None:
         """Refuse files that native code holds mapped and that have no version.
@@ -278,7 +323,7 @@ class _Maker:
                 place.startswith(_SYSTEM) or (code and os.path.dirname(place) in self._loaders)
             ):
                 continue
-            if self._is_made(place) or (code and self._places.is_scrap(place)):
+            if self._is_made(real) or (code and self._is_new(real)):
                 continue
             refuse(
                 f"`{place}` was mapped into memory, which belongs neither to the project nor to an "
@@ -333,7 +378,15 @@ class _Maker:
             else:
                 refuse(f"`{path}` cannot be read, or is no file")
 
-    def _add_native(self, files: dict[str, str]) -> None:
+    def _is_new(self, place: str) -> bool:
+        """Whether a place was changed since the tracing began; where none is, it is gone."""
+        try:
+            info = os.lstat(place)
+        except OSError:
+            return True
+        return max(info.st_mtime_ns, info.st_ctime_ns) >= self._tracer.began
+
+    def _add_native(self, files: dict[str, str], links: dict[str, str]) -> None:
         """What native code opened; also what other processes did, which does no harm."""
         try:
             opened = self._tracer.natively_opened()
@@ -341,10 +394,30 @@ class _Maker:
             message = "too many files of the project were opened to follow"
             refuse(message)
         opened |= {self._places.known_as(one) for one in self._notes.mapped}
+        natively = set()
         for place in opened - self._notes.files.keys() - self._notes.written.keys():
             path = self._places.inside(place)
             if path and not place.endswith(_SOURCES) and (found := self._tracer.content(place)):
+                if self._is_new(place):
+                    refuse(f"`{path}` changed while it was derived")
                 files.setdefault(path, found)
+                natively.add(place)
+        # It may have been reached by a link, which inotify does not tell.
+        for link, real in self._links() if natively else ():
+            if any(within(place, real) for place in natively):
+                path = self._places.relative(link)
+                if self._is_new(link):
+                    refuse(f"`{path}` changed while it was derived")
+                links[path] = link_of(link)
+
+    def _links(self) -> Iterator[tuple[str, str]]:
+        """The project's links, and where each leads to."""
+        for root in self._places.own:
+            for directory in inotify.directories(root, all=True):
+                with contextlib.suppress(OSError), os.scandir(directory) as entries:
+                    for one in entries:
+                        if one.is_symlink():
+                            yield one.path, self._places.known_as(os.path.realpath(one.path))
 
     def _modules(self) -> dict[str, dict[str, tuple[str, ...]]]:
         return {
@@ -363,8 +436,8 @@ class _Maker:
                 continue
             parent = module.rpartition(".")[0]
             place = self._place_of(parent) if parent else None
-            if place and not self._places.inside(place) and self._owners.of(place):
-                continue  # the parent's distribution decides
+            if place and os.path.isfile(place) and self._is_compiler(place):
+                continue  # a part of the compiler that is lacking
             yield module
 
     def _variables(self) -> Iterator[str]:
@@ -397,6 +470,37 @@ class _Maker:
             return f"`{inside}`"
         owner = self._owners.of(file)
         return f"`{owner}`" if owner else f"`{file}`"
+
+
+def _shows(name: str, ir: bytes | None) -> bool:
+    """Whether a directory's name is in the text that was derived, on its own."""
+    pattern = rb"(?<![A-Za-z0-9])" + re.escape(os.fsencode(name)) + rb"(?![A-Za-z0-9])"
+    return bool(name) and re.search(pattern, ir or b"") is not None
+
+
+def _paths(value: str) -> Iterator[str]:
+    """What may be paths in a variable's value, alone, in a list, or after an option."""
+    for one in re.split(r"[\s:;,=\"']+", value):
+        if os.sep in one or one == os.pardir:
+            yield one
+            if one.startswith("-"):
+                yield one[one.index(os.sep) :]
+
+
+class _Asked(UserDict[str, str]):
+    """An environment that knows which variables it was asked for by name."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        super().__init__(environ)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
 
 
 def _source(place: str) -> str:

@@ -32,10 +32,10 @@ __all__ = [
     "lookup_key",
 ]
 
-RECIPE_SCHEMA = 2
+RECIPE_SCHEMA = 3
 """Raised whenever what a recipe records, or what it means, changes."""
 
-Kind = Literal["absent", "file", "directory", "dangling link"]
+Kind = Literal["absent", "file", "executable", "directory", "dangling link"]
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     files
         File → SHA-256 (hex) of what was read.
     looked
-        Path → what was there when the code asked, without reading it.
+        Path → what was there when the code asked; of what was read, where it asked for permissions.
     links
         Path that was asked about as a symbolic link → `digest_of_value` of where it points; empty
         where it is none.
@@ -81,6 +81,9 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Environment variable → `digest_of_value`; empty where it was not set.
     distributions
         Normalised name → what was installed.
+    root, folder
+        `digest_of_value` of the project's directory, and of that one's name, where these show in
+        what was derived; else empty.
     """
 
     schema: int = RECIPE_SCHEMA
@@ -97,6 +100,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     lacking: tuple[str, ...] = ()
     variables: dict[str, str] = {}
     distributions: dict[str, Distribution] = {}
+    root: str = ""
+    folder: str = ""
 
 
 class Surroundings(Protocol):
@@ -105,6 +110,11 @@ class Surroundings(Protocol):
     @property
     def python(self) -> str:
         """Implementation, version, operating system and processor."""
+        ...
+
+    @property
+    def root(self) -> str:
+        """The project's directory, absolute."""
         ...
 
     def file(self, path: str) -> str | None:
@@ -231,6 +241,10 @@ def broken(recipe: Recipe, now: Surroundings) -> str:
 def _broken(recipe: Recipe, now: Surroundings) -> str:
     if recipe.python != now.python:
         return f"Python: {recipe.python} → {now.python}"
+    if (recipe.root and recipe.root != digest_of_value(now.root)) or (
+        recipe.folder and recipe.folder != digest_of_value(os.path.basename(now.root))
+    ):
+        return "the project lies in another directory, whose name showed in what was derived"
     for path, kind in recipe.looked.items():
         if now.kind(path) != kind:
             return f"`{path}` {_became(kind, now.kind(path))}"
@@ -251,7 +265,7 @@ def _broken(recipe: Recipe, now: Surroundings) -> str:
             return f"files were added to or removed from `{path}`"
     for path, content in recipe.files.items():
         if now.file(path) != content:
-            return f"`{path}` {'changed' if now.kind(path) == 'file' else 'was removed'}"
+            return f"`{path}` {'changed' if now.file(path) is not None else 'was removed'}"
     for name, value in recipe.variables.items():
         if now.variable(name) != value:
             how = "set" if not value else "changed" if now.variable(name) else "unset"
@@ -268,6 +282,8 @@ def _broken(recipe: Recipe, now: Surroundings) -> str:
 def _became(before: Kind, after: Kind) -> str:
     if before == "absent":
         return "was added"
+    if {before, after} == {"file", "executable"}:
+        return "may be executed now" if after == "executable" else "may not be executed now"
     return "was removed" if after == "absent" else f"became a {after}"
 
 

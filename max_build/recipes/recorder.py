@@ -43,7 +43,7 @@ class Recorder:
 
             outside = (one for one in job.python_path if not within(one, str(job.root)))
             self._tracer = Tracer((str(job.root), *outside))
-        with self._tracer.tracing():
+        with self._tracer.tracing(str(job.scratch)):
             derivation = adapter.derive(job)
         if derivation.uncacheable:
             return derivation, None, derivation.uncacheable

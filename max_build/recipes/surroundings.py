@@ -58,10 +58,12 @@ def _look(path: str, *, follow: bool = True) -> os.stat_result | None:
 
 
 def kind_of(path: str) -> Kind:
-    """What is at a path."""
+    """What is at a path; of a file's permissions, whether its owner may execute it."""
     found = _look(path)
     if found is not None:
-        return "directory" if stat.S_ISDIR(found.st_mode) else "file"
+        if stat.S_ISDIR(found.st_mode):
+            return "directory"
+        return "executable" if found.st_mode & stat.S_IXUSR else "file"
     return "absent" if _look(path, follow=False) is None else "dangling link"
 
 
@@ -120,6 +122,26 @@ def is_site(directory: str) -> bool:
         return False
 
 
+def _finds(module: str, *, last: bool) -> str:
+    """The finder of `sys.meta_path` that knows a module, such as one of an editable install.
+
+    The interpreter's own are left out, and without `last` what comes after them.
+    """
+    for finder in sys.meta_path:
+        if finder is machinery.PathFinder and not last:
+            break
+        if finder in (machinery.BuiltinImporter, machinery.FrozenImporter, machinery.PathFinder):
+            continue
+        try:
+            found = finder.find_spec(module, None)
+        except Exception as error:
+            message = f"`{finder}` cannot be asked for `{module}`: {error}"
+            raise ValueError(message) from error
+        if found is not None:
+            return getattr(finder, "__module__", None) or repr(finder)
+    return ""
+
+
 @functools.cache
 def _own() -> frozenset[str]:
     """The interpreter's own directories."""
@@ -154,7 +176,7 @@ class Here:
         digest_of: Callable[[str], str],
         toolchain: Mapping[str, str],
     ) -> None:
-        self._root = root
+        self.root = root
         self._own = (root, *python_path)
         self._environ = environ
         self._digest_of = digest_of
@@ -219,7 +241,7 @@ class Here:
                 found and os.path.isdir(os.path.join(directory, name))
             ):
                 return place
-        return ""
+        return _finds(module, last=installed)
 
     @functools.cached_property
     def _outside(self) -> tuple[tuple[str, bool], ...]:
@@ -233,4 +255,4 @@ class Here:
         return any(within(place, one) for one in self._own)
 
     def _at(self, path: str) -> str:
-        return os.path.join(self._root, path)
+        return os.path.join(self.root, path)

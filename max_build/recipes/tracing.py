@@ -7,7 +7,8 @@ tokenizers. inotify sees what other native code opens below the project, and the
 it still holds mapped from elsewhere. `provenance` makes a recipe of the notes.
 
 Not seen, and so no part of a recipe: what other native code reads outside the project and lets go,
-or asks of the system (device counts, the clock); times of files; the number of an object (`id`).
+or asks of the system (device counts, the clock), and what it finds absent; times of files; the
+number of an object (`id`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
@@ -38,6 +40,8 @@ from max_build.stamp import Stamp, read_digest, stamp_of
 
 __all__ = ["Tracer"]
 
+_COARSE = 5
+"""CLOCK_REALTIME_COARSE of <linux/time.h>, by which the kernel dates files."""
 _METADATA = os.path.join("importlib", "metadata")
 
 _PROCESSES = {
@@ -69,6 +73,8 @@ class Tracer:
         self.notes = Notes()
         self.environ = dict(os.environ)
         self.active = False
+        self.began = time.clock_gettime_ns(_COARSE)
+        """Nothing is dated later, in ns, that did not change while this traced."""
         self._roots = roots
         self._inside = threading.local()
         self._digests: dict[str, tuple[Stamp, str]] = {}
@@ -85,8 +91,12 @@ class Tracer:
         sys.addaudithook(self._audit)
 
     @contextlib.contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Take notes for the length of the block, with the shared generators at their start."""
+    def tracing(self, scratch: str) -> Iterator[None]:
+        """Take notes for the length of the block, with the shared generators at their start.
+
+        `scratch` is a directory that was made for it, empty.
+        """
+        self.notes.made.add(scratch)
         random.seed(0)
         if "numpy.random.mtrand" in sys.modules:
             sys.modules["numpy.random.mtrand"].seed(0)
@@ -165,8 +175,12 @@ class Tracer:
             self.quietly(self._talk, "uses the network")
         elif event == "exec":
             self.quietly(self._execute, *arguments)
-        elif event in ("ctypes.dlopen", "sqlite3.connect"):
-            self.quietly(self._native, *arguments)
+        elif event == "os.putenv":
+            self.quietly(self._set, *arguments)
+        elif event == "ctypes.dlopen":
+            self.quietly(self._load, *arguments)
+        elif event == "sqlite3.connect":
+            self.quietly(self._connect, *arguments)
 
     def quietly(self, note: Callable[..., None], *arguments: Any) -> None:
         """Note something; what that takes is not noted, and no fault of it reaches the code."""
@@ -181,13 +195,18 @@ class Tracer:
     def _open(self, path: Any, _mode: Any, flags: Any) -> None:
         place = None if isinstance(path, int) else self._place(path)
         if place is None:
-            return  # of a descriptor, which was noted when it was opened
+            return  # of a descriptor, which was noted when it was opened; or made here
         stack = callers()
         flags = flags if isinstance(flags, int) else 0
         exists = os.path.exists(place)
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             self.notes.written[place].add(stack)
-            if flags & os.O_TRUNC or not exists:
+            if flags & os.O_EXCL:  # it tells whether there is anything
+                self._find(place, stack)
+            if not exists and flags & os.O_CREAT and not os.path.lexists(place):
+                self._make(place)
+                return
+            if flags & os.O_TRUNC:
                 return
         if not exists:
             self.notes.looked[place].add(stack)
@@ -196,6 +215,25 @@ class Tracer:
             self.notes.entered[place].add(stack)
         else:
             self._read(place, stack)
+
+    def _find(self, place: str, stack: Stack) -> None:
+        self.notes.looked[place].add(stack)
+        self.notes.kinds.setdefault(place, kind_of(place))
+
+    def _make(self, place: str) -> None:
+        if not self._is_own(place):
+            self.notes.made.add(place)
+
+    def _not_made(self, place: str) -> str | None:
+        """None if a place outside the project came about here, alone or with what it lies in.
+
+        Where a link that did leads elsewhere: that place.
+        """
+        made = self.notes.made
+        if not any(one in made for one in _upward(place)):
+            return place
+        real, bases = os.path.realpath(place), {os.path.realpath(one) for one in made}
+        return None if any(one in bases for one in _upward(real)) else real
 
     def _read(self, place: str, stack: Stack) -> None:
         self.notes.opened[place].add(stack)
@@ -209,13 +247,16 @@ class Tracer:
         return any(within(place, root) for root in self._roots)
 
     def _place(self, path: Any, directory: int | None = None) -> str | None:
-        """See `places.absolute`; notes the links that decide where a `..` leads."""
+        """See `places.absolute`; notes the links that decide where a `..` leads.
+
+        None also for what came about here: see `_not_made`.
+        """
         place = absolute(path, directory)
         if place is not None and not isinstance(path, int):
             text = os.fsdecode(path)
             if os.pardir in text.split(os.sep):
                 self._way(os.path.join(os.getcwd(), text))
-        return place
+        return None if place is None else self._not_made(place)
 
     def _way(self, path: str) -> None:
         """Note all that decides where an absolute path leads in the end."""
@@ -227,8 +268,10 @@ class Tracer:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return  # the finder's own cache: what it is asked for is noted there
         place = self._place("." if path is None else path)
-        if place is None or asked_by(_METADATA, frame):
+        if place is None:
             return
+        if place in map(os.path.abspath, sys.path) and asked_by(_METADATA, frame):
+            return  # what it finds there is a distribution's
         self.notes.listed[place].add(callers())
         self.notes.listings.setdefault(place, listing_of(place))
         if event == "os.scandir" and not is_library(frame) and self._is_own(place):
@@ -237,6 +280,8 @@ class Tracer:
                 one = os.path.join(place, name)
                 self.notes.sizes.setdefault(one, size_of(one))
                 self.notes.links.setdefault(one, link_of(one))
+                self.notes.kinds.setdefault(one, kind_of(one))
+                self.notes.modes.add(one)
 
     def _change(self, event: str, *arguments: Any) -> None:
         stack = callers()
@@ -246,22 +291,56 @@ class Tracer:
         paths = [one for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike)]
         for one, base in zip(paths, arguments[-len(paths) :], strict=False):
             inside = base if isinstance(base, int) and base >= 0 else None
-            if (place := self._place(one, inside)) is not None:
-                self.notes.written[place].add(stack)
+            place = self._place(one, inside)
+            if place is None:
+                continue
+            self.notes.written[place].add(stack)
+            if self._is_own(place):
+                continue
+            if event in ("os.rename", "os.link") and one is paths[0] and os.path.isfile(place):
+                self._read(place, stack)
+            else:  # whether it can be done depends on what is there
+                self._find(place, stack)
+            if event == "os.mkdir" and not os.path.lexists(place):
+                self._make(place)
 
-    def _native(self, path: Any, *_: Any) -> None:
-        if path is None or path == ":memory:":
+    def _set(self, name: bytes, value: bytes) -> None:
+        self.notes.settings[os.fsdecode(name), os.fsdecode(value)].add(callers())
+
+    def _load(self, path: Any, *_: Any) -> None:
+        text = "" if path is None else os.fsdecode(path)
+        if text and not (os.sep in text and self._read_whole(text)):
+            self.notes.deeds[f"loads `{text}`"].add(callers())
+
+    def _connect(self, path: Any, *_: Any) -> None:
+        if path == ":memory:":
             return
-        stack = callers()
         text = os.fsdecode(path)
-        if os.sep in text and (place := self._place(text)) and os.path.isfile(place):
-            self._read(place, stack)
-        else:
-            self.notes.deeds[f"loads `{text}`"].add(stack)
+        if not self._read_whole(text):
+            self.notes.deeds[f"loads `{text}`"].add(callers())
+            return
+        for one in (f"{text}-wal", f"{text}-journal"):  # what is not in the file yet
+            if os.path.exists(one):
+                self.notes.deeds[f"loads `{one}`"].add(callers())
+            self.look(one, link=False, sized=False)
+
+    def _read_whole(self, path: str) -> bool:
+        place = self._place(path)
+        if place is None or not os.path.isfile(place):
+            return False
+        self._read(place, callers())
+        return True
 
     def _execute(self, code: Any) -> None:
-        if isinstance(code, CodeType) and self._is_own(code.co_filename) and reads_clock(code):
-            self.notes.deeds["reads the clock"].add((code.co_filename,))
+        if not isinstance(code, CodeType):
+            return
+        file = code.co_filename
+        told = file.startswith("<")
+        if told or self._is_own(os.path.abspath(file)):
+            names = set(_names(code))
+            if "datetime64" in names and names & {"now", "today"}:  # native code, not to be wrapped
+                stack = callers() if told else (os.path.abspath(file),)
+                self.notes.deeds["reads the clock"].add(stack)
 
     def deed(self, what: str) -> None:
         """Note what no recipe can promise."""
@@ -315,18 +394,27 @@ class Tracer:
         if module in modules[module]:  # a package only if it has an `__init__`
             self.probe(os.path.join(directory, module), "__init__")
 
-    def look(self, path: Any, link: bool, sized: bool) -> None:
+    def look(self, path: Any, link: bool, sized: bool, directory: int | None = None) -> None:
         """Note what is at a place; also as a link, and its size, if that may be of account."""
-        place = self._place(path)
+        place = self._place(path, directory)
         if place is None:
             return
-        self.notes.looked[place].add(callers())
-        self.notes.kinds.setdefault(place, kind_of(place))
+        if place in map(os.path.abspath, sys.path) and asked_by(_METADATA, sys._getframe(3)):
+            return
+        self._find(place, callers())
         if link:
             self.notes.links.setdefault(place, link_of(place))
         if sized:  # it may also be asked whether it is the same as another
             self._way(place)
             self.notes.sizes.setdefault(place, size_of(place))
+            self.notes.modes.add(place)
+
+    def permit(self, path: Any, mode: int) -> None:
+        """Note that somebody asks what may be done with a place: whether it may be run is kept."""
+        if mode & (os.R_OK | os.W_OK):
+            self.question("asks for `os.access`")
+        if mode & os.X_OK and (place := self._place(path)) is not None:
+            self.notes.modes.add(place)
 
     def _opened(self, *arguments: Any) -> None:
         if self.noting():
@@ -346,9 +434,18 @@ class Tracer:
                 self.look(one, link=False, sized=False)
 
 
-def reads_clock(code: CodeType) -> bool:
-    """Whether a module's code names `datetime.now` and its like, which cannot be wrapped."""
-    names = set(code.co_names)
-    if names & {"now", "utcnow", "today"} and names & {"datetime", "date"}:
-        return True
-    return any(reads_clock(one) for one in code.co_consts if isinstance(one, CodeType))
+def _names(code: CodeType) -> Iterator[str]:
+    """What a module's code names, and its texts."""
+    yield from code.co_names
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _names(one)
+        elif isinstance(one, str):
+            yield one
+
+
+def _upward(place: str) -> Iterator[str]:
+    """A place and the directories that it lies in."""
+    yield place
+    while place != (place := os.path.dirname(place)):
+        yield place

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import _thread
 import builtins
+import ctypes
+import datetime as dt
+import gc
+import grp
 import importlib
 import os
+import platform
+import posix
+import pwd
 import random
+import resource
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from importlib import machinery
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from max_build.recipes.callers import LOOKS, asks_whether, is_library
+from max_build.recipes.callers import (
+    LOOKS,
+    asks_whether,
+    callers,
+    importer,
+    is_library,
+    of_python,
+    start_with,
+    waits,
+)
 from max_build.recipes.loading import Loading
 
 if TYPE_CHECKING:
@@ -25,9 +46,22 @@ _CLOCKS = (
     "process_time_ns thread_time thread_time_ns clock_gettime clock_gettime_ns"
 ).split()
 _CALENDARS = {"ctime": 0, "gmtime": 0, "localtime": 0, "strftime": 1, "asctime": 0}
-_MACHINE = (
-    "cpu_count process_cpu_count sched_getaffinity getloadavg uname getpid getppid getlogin".split()
-)
+_MACHINE: dict[ModuleType, str] = {
+    os: (
+        "cpu_count process_cpu_count sched_getaffinity sched_getscheduler sched_getparam "
+        "getloadavg getpriority uname getpid getppid getlogin getuid geteuid getgid getegid "
+        "getgroups getgrouplist getresuid getresgid getpgrp getpgid getsid sysconf confstr "
+        "pathconf fpathconf statvfs fstatvfs ctermid ttyname get_terminal_size"
+    ),
+    platform: "node release version platform processor uname libc_ver",
+    pwd: "getpwall getpwnam getpwuid",
+    grp: "getgrall getgrgid getgrnam",
+    resource: "getrlimit prlimit getrusage",
+    threading: "get_native_id",
+    uuid: "getnode",
+}
+_STARTERS = ("start_new_thread", "start_new", "start_joinable_thread")
+"""Of `_thread`, for `threading` knows them under names of its own."""
 
 
 def wrap(tracer: Tracer) -> None:
@@ -36,7 +70,11 @@ def wrap(tracer: Tracer) -> None:
     _wrap_imports(tracer)
     _wrap_looks(tracer)
     _wrap_clocks(tracer)
+    _wrap_calendar(tracer)
+    _wrap_machine(tracer)
     _wrap_chance(tracer)
+    _wrap_threads(tracer)
+    _replace_aliases()
 
 
 def _wrap_environment(tracer: Tracer) -> None:
@@ -53,8 +91,29 @@ def _wrap_environment(tracer: Tracer) -> None:
                 tracer.quietly(tracer.all_variables)
             return super().__iter__()
 
+        def __delitem__(self, key: Any) -> None:
+            if tracer.noting():
+                tracer.quietly(tracer.variable, key)
+            super().__delitem__(key)
+
+        def __len__(self) -> int:
+            if tracer.noting():
+                tracer.quietly(tracer.all_variables)
+            return super().__len__()
+
+        def __repr__(self) -> str:
+            return repr(dict(self))
+
+        @property
+        def _data(self) -> Any:
+            """What the methods of `os` work on; anybody else goes through all of it."""
+            if tracer.noting() and not is_library(sys._getframe(1)):
+                tracer.quietly(tracer.all_variables)
+            return vars(self)["_data"]
+
     os.environ.__class__ = Observed
     os.environb.__class__ = Observed
+    posix.environ = os.environb  # type: ignore[assignment]
 
 
 def _wrap_imports(tracer: Tracer) -> None:
@@ -72,17 +131,20 @@ def _wrap_imports(tracer: Tracer) -> None:
         fromlist: Any = (),
         level: int = 0,
     ) -> Any:
-        if tracer.active and globals and not level:
-            file = globals.get("__file__")
-            if file:
-                notes.imports[file].add((name, tuple(fromlist or ())))
+        if tracer.active and not level and name.partition(".")[0] not in sys.stdlib_module_names:
+            file = globals.get("__file__") if globals else None
+            if not file or of_python(file):
+                file = importer(sys._getframe(1))
+            notes.imports[file].add((name, tuple(fromlist or ())))
         return original(name, globals, locals, fromlist, level)
 
     def import_module(name: str, package: str | None = None) -> Any:
         if tracer.active and not name.startswith("."):
-            file = sys._getframe(1).f_globals.get("__file__")
-            if file:
-                notes.imports[file].add((name, ()))
+            frame = sys._getframe(1)
+            file = frame.f_globals.get("__file__")
+            if not file or of_python(file):
+                file = importer(frame)
+            notes.imports[file].add((name, ()))
         return by_name(name, package)
 
     def find_spec(finder: Any, fullname: str, target: Any = None) -> Any:
@@ -119,12 +181,15 @@ def _wrap_looks(tracer: Tracer) -> None:
             _original: Any = original,
             _link: bool = name in ("lstat", "readlink"),
             _sized: bool = name in ("stat", "lstat"),
+            _permit: bool = name == "access",
             **options: Any,
         ) -> Any:
             if tracer.noting() and not isinstance(path, int):
                 link = _link or not options.get("follow_symlinks", True)
                 sized = _sized and not asks_whether(sys._getframe(1))
-                tracer.quietly(tracer.look, path, link, sized)
+                tracer.quietly(tracer.look, path, link, sized, options.get("dir_fd"))
+                if _permit:
+                    tracer.quietly(tracer.permit, path, (*rest, options.get("mode", os.F_OK))[0])
             return _original(path, *rest, **options)
 
         setattr(os, name, looking)
@@ -135,12 +200,67 @@ def _wrap_looks(tracer: Tracer) -> None:
 
 def _wrap_clocks(tracer: Tracer) -> None:
     for name in _CLOCKS:
-        _noted(tracer, time, name, "reads the clock", directly=True)
+        _noted(tracer, time, name, "reads the clock")
     for name, needed in _CALENDARS.items():
-        _noted(tracer, time, name, "reads the clock", directly=True, unless=needed)
-    for name in _MACHINE:
-        if hasattr(os, name):
-            _noted(tracer, os, name, f"asks for `os.{name}`", tracer.question)
+        _noted(tracer, time, name, "reads the clock", unless=needed)
+    _noted(tracer, os, "times", "reads the clock")
+    _noted(tracer, uuid, "uuid1", "reads the clock")
+
+
+def _wrap_calendar(tracer: Tracer) -> None:
+    """Wrap `datetime.now` and its like: methods of a type that takes no new ones by `setattr`.
+
+    `date.today` asks `time.time`, which is wrapped.
+    """
+    methods = gc.get_referents(vars(dt.datetime))[0]
+
+    def noted(original: Any) -> Any:
+        def asking(cls: Any, *arguments: Any, **options: Any) -> Any:
+            if tracer.noting() and not waits(sys._getframe(1)):
+                tracer.quietly(tracer.deed, "reads the clock")
+            return original.__get__(None, cls)(*arguments, **options)
+
+        return classmethod(asking)
+
+    for name in ("now", "utcnow"):
+        methods[name] = noted(methods[name])
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(dt.datetime))
+
+
+def _wrap_machine(tracer: Tracer) -> None:
+    for module, names in _MACHINE.items():
+        for name in names.split():
+            if hasattr(module, name):
+                what = f"{module.__name__}.{name}"
+                _noted(
+                    tracer,
+                    module,
+                    name,
+                    f"asks for `{what}`",
+                    tracer.question,
+                    but=platform.__file__,
+                )
+
+
+def _wrap_threads(tracer: Tracer) -> None:
+    """Tell each thread who started it."""
+    for name in _STARTERS:
+        original = getattr(_thread, name, None)
+        if original is None:
+            continue
+
+        def starting(function: Any, *rest: Any, _original: Any = original, **options: Any) -> Any:
+            stack = callers() if tracer.noting() else ()
+
+            def running(*arguments: Any, **keywords: Any) -> Any:
+                start_with(stack)
+                return function(*arguments, **keywords)
+
+            return _original(running, *rest, **options)
+
+        setattr(_thread, name, starting)
+        if hasattr(threading, f"_{name}"):
+            setattr(threading, f"_{name}", starting)
 
 
 def _wrap_chance(tracer: Tracer) -> None:
@@ -174,22 +294,38 @@ def _noted(
     what: str,
     note: Callable[[str], None] | None = None,
     *,
-    directly: bool = False,
     unless: int | None = None,
+    but: str | None = None,
 ) -> None:
-    """Note calls of a function.
+    """Note calls of a function, less those that only wait: see `callers.waits`.
 
-    `directly` leaves out the interpreter's own library, whose threads and logs read clocks;
-    `unless` is the number of arguments above which the call is one of mere arithmetic.
+    `unless` is the number of arguments above which the call is one of mere arithmetic, `but` a
+    file whose calls are noted elsewhere.
     """
     original = getattr(module, name)
     note = note or tracer.deed
 
     def wrapped(*arguments: Any, **options: Any) -> Any:
-        counts = unless is None or len(arguments) <= unless
-        if tracer.noting() and counts and not (directly and is_library(sys._getframe(1))):
-            tracer.quietly(note, what)
+        if tracer.noting() and (unless is None or len(arguments) <= unless):
+            frame = sys._getframe(1)
+            if frame.f_code.co_filename != but and not waits(frame):
+                tracer.quietly(note, what)
         return original(*arguments, **options)
 
     wrapped.__name__ = name
     setattr(module, name, wrapped)
+    _STANDING[id(original)] = original, wrapped
+
+
+_STANDING: dict[int, tuple[Any, Any]] = {}
+"""`id` of a function → the function, and what stands for it."""
+
+
+def _replace_aliases() -> None:
+    """Wrap the functions for those too that imported them before; `threading` only waits."""
+    for module in list(sys.modules.values()):
+        if not isinstance(module, ModuleType) or module is threading:
+            continue
+        for alias, value in list(vars(module).items()):
+            if (found := _STANDING.get(id(value))) is not None and value is found[0]:
+                setattr(module, alias, found[1])

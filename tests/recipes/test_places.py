@@ -43,7 +43,10 @@ def test_all_lies_below_a_project_at_the_root_of_the_file_system(
     assert found("/") == ""
 
 
-def test_whose_a_place_is_in_a_project_at_the_root_of_the_file_system() -> None:
+def test_whose_a_place_is_in_a_project_at_the_root_of_the_file_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend("/env/lib/site-packages")
     places = Belonging("/", (), "/scratch")
     assert places.inside("/one/two") == "one/two"
     assert places.inside("/") == "."
