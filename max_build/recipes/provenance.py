@@ -57,6 +57,7 @@ class _Maker:
         self._tracer = tracer
         self._notes = tracer.notes
         self._root = str(job.root)
+        self._unit = job.unit
         self._places = Belonging(self._root, job.python_path, str(job.scratch))
         self._ambient = adapter.ambient
         self._owners = Owners(adapter.distributions)
@@ -102,7 +103,6 @@ class _Maker:
             and (inside := self._places.inside(place)) is not None
             and inside not in files
         }
-        name = os.path.basename(self._root)
         return Recipe(
             key=key_of(components),
             components=components,
@@ -118,12 +118,20 @@ class _Maker:
             variables={name: here.variable(name) for name in sorted(self._variables())},
             distributions=self._distributions(components),
             root=digest_of_value(self._root) if self._shows_root(derivation) else "",
-            folder=digest_of_value(name) if _shows(name, derivation.ir) else "",
+            folder=self._shown_folder(derivation.ir),
         )
 
     def _shows_root(self, derivation: Derivation) -> bool:
         root = os.fsencode(self._root)
         return root in (derivation.ir or b"") or root in canonical(derivation.components)
+
+    def _shown_folder(self, ir: bytes | None) -> str:
+        """The name of the project's directory, digested, if the code can have asked for it."""
+        name = os.path.basename(self._root)
+        entry = str(self._unit.declared.get("entry", ""))
+        if name in (self._unit.name, *re.split(r"[.:]", entry)):
+            return ""  # a repo that is called as what is in it says so wherever it lies
+        return digest_of_value(name) if _shows(name, ir) else ""
 
     # --- who counts
 

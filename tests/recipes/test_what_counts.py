@@ -552,6 +552,13 @@ def test_a_project_that_shows_where_it_lies(derive: Deriver, root: Path, call: s
     assert "lies in another directory" in why(found, moved)
 
 
+def test_a_project_that_is_called_as_its_package(derive: Deriver, root: Path) -> None:
+    root = root.rename(root.with_name("toy")) if root.exists() else root.with_name("toy")
+    found = toy.derive(toy.write_project(root, unit="def build(target): return 'toy'"))
+    moved = root.rename(root.with_name("toy-1.0"))  # as an sdist is unpacked
+    assert why(found, moved) == ""
+
+
 def test_workers_of_a_build_that_ignores_pythons_variables() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(PACKAGE)!r})\n"
