@@ -14,6 +14,8 @@ import sys
 import tempfile
 import textwrap
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from importlib.metadata import MetadataPathFinder
 from pathlib import Path
 
 import msgspec
@@ -165,6 +167,13 @@ class _Answer(msgspec.Struct):
     always: str
 
 
+def _own_metadata() -> None:
+    """Give Python its finder of distributions back; Dask's backport of it has taken its place."""
+    backport = "importlib_metadata"
+    sys.meta_path[:] = [one for one in sys.meta_path if backport not in type(one).__module__]
+    PathFinder.find_distributions = MetadataPathFinder.find_distributions
+
+
 def derive(root: Path, target: str = "cpu") -> Derived:
     """Derive the repo's first unit as a worker does, in a fork of this process: it costs 30 ms.
 
@@ -176,6 +185,7 @@ def derive(root: Path, target: str = "cpu") -> Derived:
     if not pid:
         try:
             gc.callbacks.clear()  # hypothesis times them
+            _own_metadata()
             canonical = environment(os.environ)
             os.environ.clear()
             os.environ.update(canonical)

@@ -206,9 +206,14 @@ def test_a_command_that_is_not_there_or_missing(
     }.items():
         assert main(["run", "--", f"{tmp_path}/{name}"]) == 126
         assert f"{name}` cannot be run: {why}" in capsys.readouterr().err
-    assert main(["run"]) == 1
-    assert main(["run", "--host", "pentium", "--", "true"]) == 1
-    assert "`--host` must be one of" in capsys.readouterr().err
+    for wrong, told in {
+        ("run",): "`max-build run` needs a command",
+        ("run", "--host", "pentium", "--", "true"): "must be one of generic",
+    }.items():
+        with pytest.raises(SystemExit) as ended:
+            main(wrong)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
 
 
 LIBRARIES = """
