@@ -82,7 +82,7 @@ class CudaCompiler(SourceCompiler):
         )
         return Derivation(
             components,
-            uncacheable=why or "; ".join(_as_written(one) for one in closure.problems[:3]),
+            uncacheable=why or "; ".join(map(_as_written, closure.problems[:3])),
             state=_State(options, layout, closure),
         )
 
@@ -105,6 +105,8 @@ class CudaCompiler(SourceCompiler):
 
 def _with_defines(closure: Closure, options: CudaOptions) -> Closure:
     """A closure to whose problems is added what the unit's macros make of its pieces."""
+    if not options.defines:
+        return closure
     words = pieces(" ".join(options.defines.values()).encode())
     name = glued({*closure.pieces, *words}) if words else ""
     problem = pasted(closure.source, name)

@@ -9,14 +9,15 @@ from collections.abc import Mapping
 
 __all__ = ["relevant"]
 
-_READ = ("NV_NVVM_VERSION",)
-# Together they add options, among them include directories.
-_ADDED = ("NVRTCWIZ", "NVRTC_APPEND_FLAGS")
+_READ = "NV_NVVM_VERSION"
+# With the first set, the second adds options, among them include directories.
+_UNLOCKS, _ADDS = "NVRTCWIZ", "NVRTC_APPEND_FLAGS"
 
 
 def relevant(environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """The variables that are part of the key, and why the unit cannot be keyed, or nothing."""
-    found = {name: value for name in _READ if (value := environ.get(name))}
-    if all(environ.get(name) for name in _ADDED):
-        return found, f"`{_ADDED[1]}` is set, and what it brings in cannot be keyed"
+    version = environ.get(_READ)
+    found = {_READ: version} if version else {}
+    if environ.get(_UNLOCKS) and environ.get(_ADDS):
+        return found, f"`{_ADDS}` is set, and what it brings in cannot be keyed"
     return found, ""

@@ -132,16 +132,16 @@ class Local:
             `corrupt` if what was there was damaged and has been moved aside, `missing` if
             nothing was there, `mismatch` if it is sound and of another size.
         """
-        return Path(self.verified(blob))
+        return self.verified(blob).path("cas", blob.digest)
 
-    def verified(self, blob: Blob) -> str:
-        """The same as text: a build asks for thousands."""
+    def verified(self, blob: Blob) -> DirectoryStore:
+        """The store that has it, verified; raises as `file` does."""
         damage: StoreError | None = None
         for store in self._stores:
             path = store.place("cas", blob.digest)
             try:
                 if self._verify(path, blob):
-                    return path
+                    return store
             except StoreError as error:
                 damage = error
                 if error.kind != "corrupt":
