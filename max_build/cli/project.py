@@ -40,16 +40,7 @@ NO_UNITS = "no units are declared in [tool.max-build]"
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the units and targets that narrow a command down."""
     parser.add_argument("units", nargs="*", metavar="UNIT", help="units (default: all of them)")
-    parser.add_argument(
-        "-t",
-        "--target",
-        dest="targets",
-        action="extend",
-        type=words,
-        metavar="TARGET",
-        help="compile for this target in place of the declared ones; several by commas",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
+    _add_targets(parser, "compile for this target in place of the declared ones; several by commas")
 
 
 def add_jobs(parser: argparse.ArgumentParser, meaning: str, default: int | None = None) -> None:
@@ -67,6 +58,10 @@ def _count(text: str) -> int:
 def add_unit(parser: argparse.ArgumentParser) -> None:
     """Add the one unit that a command is about, and its targets."""
     parser.add_argument("units", nargs=1, metavar="UNIT")
+    _add_targets(parser, "only this target; several by commas")
+
+
+def _add_targets(parser: argparse.ArgumentParser, meaning: str) -> None:
     parser.add_argument(
         "-t",
         "--target",
@@ -74,7 +69,7 @@ def add_unit(parser: argparse.ArgumentParser) -> None:
         action="extend",
         type=words,
         metavar="TARGET",
-        help="only this target",
+        help=meaning,
     )
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
 
