@@ -57,12 +57,14 @@ def shared_lease(
         name="max-build-lease",
         daemon=True,
     )
-    beat.start()
+    with contextlib.suppress(RuntimeError):  # no more threads: then others wait less for us
+        beat.start()
     try:
         yield waited
     finally:
         over.set()
-        beat.join()
+        if beat.ident is not None:
+            beat.join()
         with contextlib.suppress(StoreError):
             guard(lambda: leases.drop_lease(key, owner))
 

@@ -163,12 +163,13 @@ def test_headers_that_could_not_be_opened_are_named() -> None:
     assert nvrtc.unopened_headers("error: expected a declaration") == ()
 
 
-def test_no_variable_of_the_environment_reaches_the_compile(
+def test_no_variable_adds_a_directory_of_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "seen.h").write_text("")
-    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "NVRTC_APPEND_FLAGS"):
+    for name in ("CPATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setenv("NVCC_APPEND_FLAGS", f"-I{tmp_path}")
+    for name in ("NVCC_APPEND_FLAGS", "NVRTC_APPEND_FLAGS"):
+        monkeypatch.setenv(name, f"-I{tmp_path}")
     with pytest.raises(CompileError, match="could not open source file"):
         nvrtc.compile_cubin(b"#include <seen.h>", f"{os.sep}nowhere/k.cu", "sm_80")

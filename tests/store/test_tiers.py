@@ -19,6 +19,7 @@ from max_build.store import CacheSettings, Hit, Miss, open_cache
 from max_build.store.directory import DirectoryStore
 from max_build.store.doctor import examine
 from max_build.store.entry import seal
+from max_build.store.lease import shared_lease
 from max_build.store.tiers import Tier
 from max_build.store.transfer import push
 from max_build.store.trust import new_key
@@ -513,6 +514,18 @@ def test_a_living_holder_is_waited_for(team):
         assert waited
     holder.join()
     assert order == ["held", "released", "next"]
+
+
+def test_a_lease_is_held_and_dropped_where_no_thread_can_be_started(tmp_path):
+    store, key = DirectoryStore(tmp_path, shared=True), digest(b"k")
+    usual = threading.stack_size(1 << 46)  # more than there is address space for
+    try:
+        with shared_lease(store, key, expiry=5, limit=1, guard=lambda act: act()) as waited:
+            assert not waited
+            assert not store.take_lease(key, b"another")
+    finally:
+        threading.stack_size(usual)
+    assert store.take_lease(key, b"another")
 
 
 def test_no_entry_is_lost_because_a_tier_failed_for_a_moment(team):
