@@ -213,8 +213,7 @@ class Local:
         try:
             known = self._verified.get(path)
             remembers = blob.size >= (_MEMO_OPEN_FROM if self._memo.is_open else _MEMO_FROM)
-            if known is not None or remembers:
-                info = os.lstat(path)
+            if (known is not None or remembers) and (info := _status(path)) is not None:
                 stamp = stamp_of(info)
                 if stamp == known and info.st_size == blob.size:
                     return True
@@ -279,6 +278,13 @@ def _digest_of(fd: int, size: int) -> str:
         return digest(read_whole(fd, size))
     with open(fd, "rb", buffering=0, closefd=False) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None  # opening it has the last word
 
 
 def _remove(root: str, owner: int) -> None:
