@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import textwrap
+import warnings
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from importlib.metadata import MetadataPathFinder
@@ -185,6 +186,7 @@ def derive(root: Path, target: str = "cpu") -> Derived:
     if not pid:
         try:
             gc.callbacks.clear()  # hypothesis times them
+            warnings.simplefilter("ignore")  # a unit's are not ours
             _own_metadata()
             canonical = environment(os.environ)
             os.environ.clear()

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import machinery
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -227,6 +227,10 @@ def _wrap_calendar(tracer: Tracer) -> None:
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(dt.datetime))
 
 
+# What they ask for is asked by functions of theirs, `os.process_cpu_count` for one.
+_NOTED_ELSEWHERE = (platform.__file__, os.fsencode.__code__.co_filename)
+
+
 def _wrap_machine(tracer: Tracer) -> None:
     for module, names in _MACHINE.items():
         for name in names.split():
@@ -238,7 +242,7 @@ def _wrap_machine(tracer: Tracer) -> None:
                     name,
                     f"asks for `{what}`",
                     tracer.question,
-                    but=platform.__file__,
+                    but=_NOTED_ELSEWHERE,
                 )
 
 
@@ -295,12 +299,12 @@ def _noted(
     note: Callable[[str], None] | None = None,
     *,
     unless: int | None = None,
-    but: str | None = None,
+    but: Collection[str] = (),
 ) -> None:
     """Note calls of a function, less those that only wait: see `callers.waits`.
 
-    `unless` is the number of arguments above which the call is one of mere arithmetic, `but` a
-    file whose calls are noted elsewhere.
+    `unless` is the number of arguments above which the call is one of mere arithmetic, `but`
+    files whose calls are noted elsewhere.
     """
     original = getattr(module, name)
     note = note or tracer.deed
@@ -308,7 +312,7 @@ def _noted(
     def wrapped(*arguments: Any, **options: Any) -> Any:
         if tracer.noting() and (unless is None or len(arguments) <= unless):
             frame = sys._getframe(1)
-            if frame.f_code.co_filename != but and not waits(frame):
+            if frame.f_code.co_filename not in but and not waits(frame):
                 tracer.quietly(note, what)
         return original(*arguments, **options)
 
