@@ -231,8 +231,6 @@ class Local:
                 os.close(fd)
         except StoreError:
             raise  # no regular file
-        except FileNotFoundError:
-            return False
         except OSError as error:
             # It may pass, so the file stays; where it does not, the next compile replaces it.
             message = f"blob {blob.digest[:12]} cannot be read: {error.strerror}"
