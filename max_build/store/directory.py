@@ -127,9 +127,8 @@ class DirectoryStore(Store):
         make it at the same time can be in the way once.
         """
         for left in reversed(range(MAKERS)):
-            self._make(folder)
             try:
-                return act(folder)
+                return act(self._make(folder))  # its parent can go in the same way
             except OSError as error:
                 if error.errno not in {errno.ENOENT, errno.ESTALE} or not left:
                     raise

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +155,18 @@ def test_writers_that_make_a_folder_at_once_may_take_away_each_others(own, monke
     monkeypatch.setattr(module, name, late)
     assert put(own, b"bytes").read_bytes() == b"bytes"
     assert len(taken) == 5
+
+
+def test_first_writers_who_make_the_folders_at_once_lose_nothing(tmp_path):
+    for turn in range(300):
+        store = DirectoryStore(Path(tempfile.mkdtemp(dir=tmp_path)))
+        keys = [digest(f"{turn} {number}".encode()) for number in range(4)]
+        gate = threading.Barrier(len(keys))
+
+        def put(key, store=store, gate=gate):
+            gate.wait()
+            store.put_entry(key, b"x")
+
+        with ThreadPoolExecutor(len(keys)) as pool:
+            list(pool.map(put, keys))
+        assert [store.get_entry(key) for key in keys] == [b"x"] * len(keys)
