@@ -75,7 +75,7 @@ def test_workers_are_counted_by_memory_that_the_cache_of_files_gives_back(
     ("path", "device", "kind"),
     [
         ("/home/me/.cache", os.makedev(0, 60), "nfs"),
-        ("/work/x", os.makedev(0, 61), "nfs4"),
+        ("/team/x", os.makedev(0, 61), "nfs4"),
         ("/home/other", os.makedev(0, 99), "ext4"),
         ("/elsewhere", os.makedev(0, 60), "nfs"),
     ],
@@ -84,7 +84,7 @@ def test_versions_of_nfs_are_told_apart(path: str, device: int, kind: str) -> No
     mounts = """\
 27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
 40 27 0:60 / /home/me rw - nfs server:/home rw,vers=3
-41 27 0:61 / /work rw - nfs4 server:/work rw,vers=4.2
+41 27 0:61 / /team rw - nfs4 server:/team rw,vers=4.2
 """
     assert mount(mounts, device, path).kind == kind
 
